@@ -20,9 +20,9 @@ class Account:
     records: int = 0
     spans: int = 0
     rollouts: int = 0
-    """Traces whose root span was made a rollout."""
+    """Traces that were made a rollout at their root span."""
     own_rollouts: int = 0
-    """Root spans in traces whose spans name their rollouts: they are sent as they are."""
+    """Traces with a root span whose spans name their rollouts: they are sent as they are."""
     evaluations: int = 0
     logs: int = 0
     """Log records that are no evaluations."""

@@ -1,6 +1,6 @@
 """One agent's conversation as spans: a call for each answer, with everything before it, and a step for each tool's result."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainspan_importers.recorded import Message, call_attributes, tool_attributes
@@ -24,6 +24,10 @@ class Conversation:
     def rewind(self, n_messages: int) -> None:
         """What comes next continues after the first `n_messages`."""
         del self._messages[n_messages:]
+
+    def restore(self, messages: Iterable[Message]) -> None:
+        """What comes next continues after these messages as well; the tools in them ran before."""
+        self._messages.extend(messages)
 
     def put(self, message: Message, key: str, begin_ns: int) -> Iterator[Item]:
         """A message that is no answer, or an answer that is no example; the steps of the tool results in it."""

@@ -165,24 +165,23 @@ class _Import:
         self._send(item)
 
     def _make_rollout(self, root: Span, item: Item) -> None:
-        """Gives a root span the attributes that make its trace a rollout, unless spans of it name one."""
+        """Gives a root span the attributes that make its trace a rollout, unless spans of it name one.
+
+        A further root of the trace is of the same rollout, whose end the first one is.
+        """
+        is_first = root.trace_id not in self._rooted
         self._rootless.discard(root.trace_id)
         self._rooted.add(root.trace_id)
         if root.trace_id in self._own:
-            self._account.own_rollouts += 1
+            self._account.own_rollouts += is_first
             return
         rollout_id = root.trace_id.hex()
+        root.attributes.extend(key_values({keys.ROLLOUT_ID: rollout_id, keys.IMPORTED_FROM: self._format.name}))
+        if not is_first:
+            return
+        status = "agent_error" if root.status.code == 2 else "ok"
+        root.attributes.extend(key_values({keys.ROLLOUT_STATUS: status, keys.ROLLOUT_BOUNDARY: "imported"}))
         self._account.rollouts += 1
-        root.attributes.extend(
-            key_values(
-                {
-                    keys.ROLLOUT_ID: rollout_id,
-                    keys.ROLLOUT_STATUS: "agent_error" if root.status.code == 2 else "ok",
-                    keys.ROLLOUT_BOUNDARY: "imported",
-                    keys.IMPORTED_FROM: self._format.name,
-                }
-            )
-        )
         if self._request.reward is not None:
             trace = Trace(self._format.name, rollout_id, item.origin)
             time_ns = root.end_time_unix_nano

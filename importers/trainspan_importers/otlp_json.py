@@ -6,7 +6,7 @@ members are ignored. Spec: https://opentelemetry.io/docs/specs/otlp/#json-protob
 
 import functools
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from opentelemetry.proto.common.v1.common_pb2 import (
@@ -20,7 +20,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from trainspan_importers.traces import SHAPE_ERRORS, Item, Origin, fault_of
+from trainspan_importers.reading import Converted, each
+from trainspan_importers.traces import Item, Origin
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["Members", "json_items", "members", "span_of"]
@@ -33,22 +34,21 @@ _KINDS: Final = {
 _CODES: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
 
 
-def json_items(resource_item: Members) -> Iterator[Item | InvalidRecordError]:
+def json_items(resource_item: Members) -> Iterator[Converted]:
     """The spans and log records of one member of `resourceSpans` or `resourceLogs`; an error for each that is none."""
     resource = Resource(attributes=_pairs(_member(resource_item.get("resource") or {}, "attributes")))
     schema = str(_member(resource_item, "schemaUrl") or "")
+
+    def scope_items(scope_item: Members, name: str, read: Callable[[Members], Span | LogRecord]) -> Iterator[Converted]:
+        origin = Origin(resource, _scope(scope_item), schema, str(_member(scope_item, "schemaUrl") or ""))
+        return each(members(scope_item, name), lambda item: iter([Item(read(item), origin)]))
+
     for name, inner, read in (
         ("scopeSpans", "spans", span_of),
         ("instrumentationLibrarySpans", "spans", span_of),
         ("scopeLogs", "logRecords", _log_of),
     ):
-        for scope_item in members(resource_item, name):
-            origin = Origin(resource, _scope(scope_item), schema, str(_member(scope_item, "schemaUrl") or ""))
-            for item in members(scope_item, inner):
-                try:
-                    yield Item(read(item), origin)
-                except SHAPE_ERRORS as error:
-                    yield fault_of(error)
+        yield from each(members(resource_item, name), functools.partial(scope_items, name=inner, read=read))
 
 
 def members(parent: Members, name: str) -> list[Members]:

@@ -233,7 +233,7 @@ _MOST_S: Final = 2**63 // _NS
 def nanoseconds(value: Any, what: str) -> int:
     """A time: ISO 8601 text (UTC if it names no zone), or a number of seconds, milliseconds, micro- or nanoseconds since 1970.
 
-    The unit of a number follows from its size: each is 1000 times the one before, and all times are between 1973 and 5138.
+    The unit of a number follows from its size: each is 1000 times the one before, and all times are between 1973 and 2262.
     Raises InvalidRecordError.
     """
     if isinstance(value, str):
@@ -259,9 +259,9 @@ def nanoseconds(value: Any, what: str) -> int:
 
 def _iso(text: str) -> str:
     """With at most six digits of a second's fraction, as Python reads them."""
-    return re.sub(r"(\.\d{6})\d+", r"\1", text.strip().replace(" UTC", "+00:00"))
+    return re.sub(r"([.,]\d{6})\d+", r"\1", text.strip().replace(" UTC", "+00:00"))
 
 
 def _fraction_ns(text: str) -> int:
-    fraction = re.search(r":\d\d\.(\d+)", text)
+    fraction = re.search(r"[.,](\d+)", text)
     return int(fraction[1][:9].ljust(9, "0")) if fraction else 0

@@ -221,6 +221,12 @@ def test_a_compressed_file_of_spans_that_is_cut_keeps_what_came_before(tmp_path:
     assert found.account.left_out["broken"] in (1, 2)
 
 
+def test_a_malformed_annotation_costs_only_itself(tmp_path: Path) -> None:
+    notes = [PHOENIX_ANNOTATION, {**PHOENIX_ANNOTATION, "id": "b", "updated_at": "never"}]
+    found = read(lines(tmp_path / "notes.jsonl", *notes), lines(tmp_path / "spans.jsonl", PHOENIX_SPAN))
+    assert (len(found.spans), found.account.evaluations, found.account.left_out) == (1, 1, {"broken": 1})
+
+
 def test_langsmith_traces_without_their_root_are_counted(tmp_path: Path) -> None:
     calls = [{**LANGSMITH_CALL, "id": f"{n:032x}", "trace_id": f"{n + 90:032x}"} for n in range(5)]
     found = read(lines(tmp_path / "calls.jsonl", *calls))

@@ -203,6 +203,37 @@ def test_a_compacted_codex_session_goes_on_from_its_summary(tmp_path: Path) -> N
     assert found.calls[-1].messages("input") == [said("user", "It was fixed.")]
 
 
+def test_a_compacted_codex_session_goes_on_from_the_items_that_replace_it(tmp_path: Path) -> None:
+    """What the model said between two inputs is one message; the tools in it ran before."""
+    history = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix it"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": "x"},
+        {"type": "function_call", "name": "sh", "arguments": "{}", "call_id": "c9"},
+        {"type": "function_call_output", "call_id": "c9", "output": "a.py"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is a.py."}]},
+        7,
+    ]
+    more = (
+        _codex("compacted", 8, message="", replacement_history=history),
+        _codex("response_item", 9, type="message", role="assistant", content=[{"type": "output_text", "text": "good"}]),
+    )
+    before = read(lines(tmp_path / "before.jsonl", *CODEX))
+    found = read(lines(tmp_path / "rollout.jsonl", *CODEX, *more))
+    thought = {"type": "reasoning", "content": "hm"}
+    call = {"type": "tool_call", "name": "sh", "arguments": "{}", "id": "c9"}
+    assert found.calls[-1].messages("input") == [
+        said("user", "fix it"),
+        said("assistant", thought, call),
+        said("tool", {"type": "tool_call_response", "id": "c9", "response": "a.py"}),
+        said("assistant", "It is a.py."),
+    ]
+    assert len(found.tools) == len(before.tools)
+    reasons = ("encrypted reasoning", "response_item compaction", "broken")
+    lost = [found.account.left_out[reason] - before.account.left_out[reason] for reason in reasons]
+    assert lost == [1, 1, 1]
+
+
 ATIF = {
     "schema_version": "ATIF-v1.4",
     "session_id": "trial-1",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow
 import pytest
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, LogsData
+from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from tests.importers.reading import Read, lines, read
@@ -149,12 +150,79 @@ def test_otlp_in_every_form_keeps_every_field_of_a_span(tmp_path: Path, content:
 
 def test_log_records_are_kept_and_metrics_are_counted(tmp_path: Path) -> None:
     logs = {"resourceLogs": [{"resource": {}, "scopeLogs": [{"scope": {}, "logRecords": [LOG]}]}]}
-    found = read(lines(tmp_path / "all.json", _data(ROOT_SPAN), logs, {"resourceMetrics": [{}, {}]}))
+    found = read(lines(tmp_path / "all.json", _data(ROOT_SPAN), logs, METRICS))
     (record,) = found.records
     assert isinstance(record.item.message, LogRecord)
     assert record.item.message.body.string_value == "hello"
     assert (record.trace, record.id, record.attributes) == (TRACE, CHILD, {"text": "é", "event.name": "gen_ai.choice"})
     assert (found.account.logs, found.account.left_out) == (1, {"metrics": 2})
+
+
+METRICS: dict[str, Any] = {
+    "resourceMetrics": [
+        {
+            "scopeMetrics": [
+                {
+                    "metrics": [
+                        {
+                            "name": "a",
+                            "unit": "1",
+                            "gauge": {"dataPoints": [{"asInt": "7", "timeUnixNano": str(BEGIN)}]},
+                        },
+                        {"name": "b", "unit": "s", "sum": {"dataPoints": [{"asDouble": 0.5}]}},
+                    ]
+                }
+            ]
+        }
+    ]
+}
+
+
+def test_the_signal_of_a_message_in_protobuf_follows_from_its_fields(tmp_path: Path) -> None:
+    """A metric parses as a span and as a log record, which it is not."""
+    from google.protobuf.json_format import ParseDict
+
+    metrics = ParseDict(METRICS, MetricsData()).SerializeToString()
+    logs = LogsData()
+    records = logs.resource_logs.add().scope_logs.add().log_records
+    records.add(observed_time_unix_nano=BEGIN).body.string_value = "x"
+    (tmp_path / "all").write_bytes(_framed(metrics, _message(ROOT_SPAN), logs.SerializeToString(), b"\x50\x01"))
+    found = read(tmp_path / "all")
+    assert [span.name for span in found.spans] == ["agent"]
+    assert [one.item.message.body.string_value for one in found.records] == ["x"]
+    assert found.account.left_out == {"metrics": 2, "broken": 1}
+
+
+@pytest.mark.parametrize("broken", [{"traceId": "ab" * 7}, {"spanId": "00" * 8}, {"parentSpanId": "ab" * 7}])
+def test_a_bad_id_costs_only_its_span(tmp_path: Path, broken: dict[str, str]) -> None:
+    spans = [ROOT_SPAN, {**CHILD_SPAN, **broken}, {**CHILD_SPAN, "spanId": CHILD[::-1]}]
+    (tmp_path / "message").write_bytes(_message(*spans))
+    for path in (tmp_path / "message", lines(tmp_path / "lines", _data(*spans))):
+        found = read(path)
+        assert [span.name for span in found.spans] == ["agent", "chat"]
+        assert (found.account.left_out, found.account.rollouts) == ({"broken": 1}, 1)
+
+
+def test_a_bad_attribute_of_a_resource_or_scope_costs_only_what_has_it(tmp_path: Path) -> None:
+    def group(**more: Any) -> dict[str, Any]:
+        return {"resource": {}, "scopeSpans": [{"spans": [CHILD_SPAN]}], **more}
+
+    bad = {"attributes": [{"key": 7, "value": {}}]}
+    broken_scope = [{"scope": bad, "spans": [CHILD_SPAN]}, {"spans": [CHILD_SPAN]}]
+    groups = [group(), group(resource=bad), group(scopeSpans=broken_scope), group()]
+    found = read(lines(tmp_path / "traces.json", {"resourceSpans": groups}))
+    assert (len(found.spans), found.account.left_out["broken"]) == (3, 2)
+
+
+def test_a_trace_with_two_roots_is_one_rollout(tmp_path: Path) -> None:
+    """Its end is the first root's, and the reward for all files comes once."""
+    second = {**ROOT_SPAN, "spanId": ROOT[::-1], "status": {"code": 2}}
+    found = read(lines(tmp_path / "one.json", _data(ROOT_SPAN, second)), reward=0.5)
+    assert [span.attributes.get(keys.ROLLOUT_STATUS) for span in found.spans] == ["ok", None]
+    assert [span.attributes[keys.ROLLOUT_ID] for span in found.spans] == [TRACE, TRACE]
+    assert (found.account.rollouts, found.account.evaluations) == (1, 1)
+    own = {**CHILD_SPAN, "attributes": [{"key": keys.ROLLOUT_ID, "value": {"stringValue": "r"}}]}
+    assert read(lines(tmp_path / "own.json", _data(ROOT_SPAN, second, own))).account.own_rollouts == 1
 
 
 def test_a_trace_whose_spans_name_their_rollout_is_left_as_it_is(tmp_path: Path) -> None:
@@ -297,6 +365,8 @@ def test_jaeger_keeps_tags_logs_references_and_processes(tmp_path: Path) -> None
         (1_700_000_000.25, round(1_700_000_000.25 * 10**9)),  # to the digits of a float
         ("1700000000001", BEGIN + 1_000_000),
         ("2023-11-14T22:13:20.123456789Z", BEGIN + 123_456_789),
+        ("2023-11-14T22:13:20,1234567Z", BEGIN + 123_456_700),
+        ("20231114T221320.123456789Z", BEGIN + 123_456_789),
         ("2023-11-14 22:13:20.5 UTC", BEGIN + 500_000_000),
         ("2023-11-15T00:13:20+02:00", BEGIN),
         ("2023-11-14T22:13:20", BEGIN),

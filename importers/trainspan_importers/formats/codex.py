@@ -4,15 +4,15 @@ There is no published schema; the lines are as Codex CLI writes them since 0.32:
 `response_item` are items of OpenAI's Responses API. An answer is what the model said between two inputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
 from trainspan_importers.reading import Converted, Format, Reader
-from trainspan_importers.recorded import message_of, text_of
-from trainspan_importers.traces import Trace, nanoseconds, origin_of
+from trainspan_importers.recorded import Message, message_of, text_of
+from trainspan_importers.traces import SHAPE_ERRORS, Trace, fault_of, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -109,23 +109,29 @@ class _CodexReader(Reader):
             yield from self._conversation.put(message_of({"role": "system", "content": text}), "instructions", time)
 
     def _item(self, conversation: Conversation, item: Mapping[str, Any], time: int) -> Iterator[Converted]:
+        read = self._read(item)
+        if isinstance(read, list):
+            self._say(time, *read)
+        elif read is not None:
+            yield from self._finish(conversation)
+            yield from conversation.put(read, str(self._number), time)
+
+    def _read(self, item: Mapping[str, Any]) -> Message | list[JsonObject] | None:
+        """A message to the model, parts of what it said, or None, which is counted."""
         kind = item.get("type")
-        if kind == "message" and item.get("role") != "assistant":
-            yield from self._finish(conversation)
-            yield from conversation.put(message_of(item), str(self._number), time)
-        elif kind in _OUTPUTS:
-            yield from self._finish(conversation)
-            yield from conversation.put(_tool_message(item), str(self._number), time)
-        elif kind == "message":
-            self._say(time, *message_of(item)["parts"])
-        elif kind == "reasoning":
-            self._say(time, *_thoughts(item))
+        if kind == "message":
+            message = message_of(item)
+            return list(message["parts"]) if item.get("role") == "assistant" else message
+        if kind in _OUTPUTS:
+            return _tool_message(item)
+        if kind == "reasoning":
             if item.get("encrypted_content"):
                 self._account.leave_out("encrypted reasoning")
-        elif kind in _CALLS:
-            self._say(time, _tool_call(item))
-        else:
-            self._account.leave_out(f"response_item {kind}")
+            return _thoughts(item)
+        if kind in _CALLS:
+            return [_tool_call(item)]
+        self._account.leave_out(f"response_item {kind}")
+        return None
 
     def _say(self, time: int, *parts: JsonObject) -> None:
         if self._answer is None:
@@ -145,11 +151,29 @@ class _CodexReader(Reader):
         conversation.rewind(0)
         items = payload.get("replacement_history")
         if isinstance(items, list):
-            for number, item in enumerate(items):
-                if isinstance(item, dict) and item.get("type") == "message":
-                    yield from conversation.put(message_of(item), f"{self._number} {number}", time)
+            faults: list[InvalidRecordError] = []
+            conversation.restore(self._history(items, faults))
+            yield from faults
         elif isinstance(summary := payload.get("message"), str):
             yield from conversation.put(message_of({"role": "user", "content": summary}), str(self._number), time)
+
+    def _history(self, items: Sequence[Any], faults: list[InvalidRecordError]) -> Iterator[Message]:
+        """The messages of these items; what the model said between two inputs is one."""
+        said: list[JsonObject] = []
+        for item in items:
+            try:
+                read = self._read(item)
+            except SHAPE_ERRORS as error:
+                faults.append(fault_of(error))
+                continue
+            if isinstance(read, list):
+                said += read
+            elif read is not None:
+                yield from [{"role": "assistant", "parts": said}] if said else ()
+                said = []
+                yield read
+        if said:
+            yield {"role": "assistant", "parts": said}
 
     def _finish(self, conversation: Conversation) -> Iterator[Converted]:
         answer, self._answer = self._answer, None

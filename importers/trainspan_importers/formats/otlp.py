@@ -1,22 +1,25 @@
 """OTLP: protobuf and JSON, as the OpenTelemetry Collector's file exporter and Tempo write it."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
-from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, LogsData
+from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import json_items, members
-from trainspan_importers.reading import Converted, Format, Reader
+from trainspan_importers.reading import Converted, Format, Reader, each
 from trainspan_importers.traces import Item, Origin
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["OTLP", "TEMPO"]
 
-_TRACES = ("resourceSpans", "resource_spans", "batches")
-_LOGS = ("resourceLogs", "resource_logs")
-_METRICS = ("resourceMetrics", "resource_metrics")
+_TRACE_NAMES = ("resourceSpans", "resource_spans", "batches")
+_LOG_NAMES = ("resourceLogs", "resource_logs")
+_METRIC_NAMES = ("resourceMetrics", "resource_metrics")
 
 
 class _OtlpReader(Reader):
@@ -25,46 +28,86 @@ class _OtlpReader(Reader):
 
     def add(self, value: Any) -> Iterator[Converted]:
         if isinstance(value, bytes):
-            yield from _of_protobuf(value)
+            yield from _of_protobuf(value, self._account)
             return
         value = value.get("trace", value) if isinstance(value, dict) else value
         if not isinstance(value, dict):
             raise InvalidRecordError("no object with resourceSpans")
-        for name in (*_TRACES, *_LOGS):
-            for resource_item in members(value, name) if name in value else ():
-                yield from json_items(resource_item)
-        for name in _METRICS:
-            self._account.leave_out("metrics", n_parts=len(members(value, name)) if name in value else 0)
+        for name in (*_TRACE_NAMES, *_LOG_NAMES):
+            yield from each(members(value, name) if name in value else (), json_items)
+        for name in _METRIC_NAMES:
+            groups = members(value, name) if name in value else ()
+            scopes = [scope for group in groups for scope in members(group, "scopeMetrics")]
+            self._account.leave_out("metrics", n_parts=sum(len(members(scope, "metrics")) for scope in scopes))
 
 
-def _of_protobuf(body: bytes) -> Iterator[Converted]:
-    """The spans of a message; log records have the same place in theirs, so the fields tell which of them it is."""
-    from google.protobuf.message import DecodeError
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    """A kind of message; those of all kinds have resources, scopes and items under the same field numbers."""
 
-    try:
-        traces = TracesData.FromString(body)
-        spans = [span for outer in traces.resource_spans for inner in outer.scope_spans for span in inner.spans]
-        if all(len(span.trace_id) == 16 and len(span.span_id) == 8 for span in spans):
-            for outer in traces.resource_spans:
-                for inner in outer.scope_spans:
-                    origin = Origin(outer.resource, inner.scope, outer.schema_url, inner.schema_url)
-                    yield from (Item(span, origin) for span in inner.spans)
+    kind: type[Message]
+    groups: str
+    scopes: str
+    items: str
+    is_one: Callable[[Any], bool]
+    """Whether an item has one of the fields that hardly any of its kind lacks and that no item of another kind can have."""
+
+    def items_of(self, body: bytes) -> list[Item] | None:
+        """The items of a message; None if it has none that is of this kind."""
+        try:
+            groups = getattr(self.kind.FromString(body), self.groups)
+        except DecodeError:
+            return None
+        items = [
+            Item(item, Origin(outer.resource, inner.scope, outer.schema_url, inner.schema_url))
+            for outer in groups
+            for inner in getattr(outer, self.scopes)
+            for item in getattr(inner, self.items)
+        ]
+        return items if any(self.is_one(item.message) for item in items) else None
+
+
+_SPANS: Final = _Signal(
+    *(TracesData, "resource_spans", "scope_spans", "spans"),
+    lambda span: bool(span.start_time_unix_nano or span.end_time_unix_nano),
+)
+_LOG_RECORDS: Final = _Signal(
+    *(LogsData, "resource_logs", "scope_logs", "log_records"),
+    lambda record: bool(record.time_unix_nano or record.observed_time_unix_nano or record.severity_number),
+)
+_METRICS: Final = _Signal(
+    *(MetricsData, "resource_metrics", "scope_metrics", "metrics"),
+    lambda metric: metric.WhichOneof("data") is not None,
+)
+
+
+def _of_protobuf(body: bytes, account: Account) -> Iterator[Converted]:
+    for signal in (_SPANS, _LOG_RECORDS):
+        if (items := signal.items_of(body)) is not None:
+            yield from (_fault_in_ids(item.message) or item for item in items)
             return
-    except DecodeError:
-        pass
-    try:
-        logs = LogsData.FromString(body)
-    except DecodeError as error:
-        raise InvalidRecordError(f"{len(body)} bytes that are neither spans nor log records of OTLP") from error
-    for outer_log in logs.resource_logs:
-        for inner_log in outer_log.scope_logs:
-            origin = Origin(outer_log.resource, inner_log.scope, outer_log.schema_url, inner_log.schema_url)
-            yield from (Item(record, origin) for record in inner_log.log_records)
+    metrics = _METRICS.items_of(body)
+    if metrics is None:
+        raise InvalidRecordError(f"{len(body)} bytes that are neither spans nor log records of OTLP")
+    account.leave_out("metrics", n_parts=len(metrics))
+
+
+def _fault_in_ids(message: Span | LogRecord) -> InvalidRecordError | None:
+    """What is wrong with the ids; those of a log record and a parent's may be missing."""
+    may_lack = isinstance(message, LogRecord)
+    for name, n_bytes in (("trace_id", 16), ("span_id", 8), ("parent_span_id", 8)):
+        value: bytes = getattr(message, name, b"")
+        if not value and (may_lack or name == "parent_span_id"):
+            continue
+        if len(value) != n_bytes or not any(value):
+            return InvalidRecordError(f"{name} is {value[:20].hex()!r}")
+    return None
 
 
 def _is_otlp(value: Any) -> bool:
     return isinstance(value, bytes) or (
-        isinstance(value, dict) and any(isinstance(value.get(name), list) for name in (*_TRACES[:2], *_LOGS, *_METRICS))
+        isinstance(value, dict)
+        and any(isinstance(value.get(name), list) for name in (*_TRACE_NAMES[:2], *_LOG_NAMES, *_METRIC_NAMES))
     )
 
 

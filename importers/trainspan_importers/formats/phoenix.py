@@ -76,8 +76,8 @@ class _PhoenixReader(Reader):
         yield Item(span, self._origin)
         trace = Trace(_NAME, span.trace_id.hex(), self._origin)
         own = value.get("annotations")
-        for annotation in (*(own if isinstance(own, list) else ()), *self._annotations.pop(span.span_id.hex(), ())):
-            yield _evaluation(annotation, trace, span)
+        annotations = (*(own if isinstance(own, list) else ()), *self._annotations.pop(span.span_id.hex(), ()))
+        yield from each(annotations, lambda annotation: iter([_evaluation(annotation, trace, span)]))
 
 
 def _span_of(value: Mapping[str, Any]) -> Span:
