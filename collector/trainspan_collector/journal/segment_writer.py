@@ -147,7 +147,8 @@ class SegmentWriter:
         if self._file is None:
             segment, self._marker = self._segment + 1, new_marker()
             name = segment_name(segment, self._marker)
-            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            # Not O_APPEND: if someone cuts the file, what comes next still gets the place at which it is read.
+            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._segment, self._n_bytes = segment, 0
             self._observer.segment_opened(segment, name)
             os.fsync(self._folder_file)

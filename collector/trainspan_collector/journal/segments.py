@@ -101,20 +101,25 @@ def _read_segment(
         with (folder / whole.name).open("rb") as file:
             file.seek(start)
             data = file.read(min(wanted, size - start))
-        complete = start + len(data) >= size
+        is_cut = len(data) < min(wanted, size - start)  # the file is shorter than what was written to it
+        complete = is_cut or start + len(data) >= size
         entries: list[JournalEntry] = []
         end = start
         for item in scan_frames(data, marker, complete=complete):
             begin, end = end, start + item.end
             if isinstance(item, Damage):
-                log.warning(
-                    "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
-                    segment, begin, end, end - begin,
-                )  # fmt: skip
+                _warn_of_damage(segment, begin, end)
             else:
                 entries.append(JournalEntry(item, Position(segment, begin), Position(segment, end)))
             if wanted > max_bytes:  # the read was enlarged for this request alone
                 break
+        if is_cut and end == start + len(data):
+            _warn_of_damage(segment, end, size)
+            return entries, Position(segment, size)
         if end > start or complete:
             return entries, Position(segment, end)
         wanted *= 2
+
+
+def _warn_of_damage(segment: int, begin: int, end: int) -> None:
+    log.warning("journal damage segment=%d from=%d to=%d bytes_skipped=%d", segment, begin, end, end - begin)

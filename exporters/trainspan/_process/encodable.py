@@ -8,8 +8,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, Status
 
@@ -62,15 +64,30 @@ def _span(span: ReadableSpan) -> ReadableSpan:
         span.context,
         span.parent,
         _resource(span.resource),
-        _cleaned(span.attributes),
-        [Event(_cleaned(event.name), _cleaned(event.attributes), event.timestamp) for event in span.events],
-        [Link(link.context, _cleaned(link.attributes)) for link in span.links],
+        _attributes(span),
+        _bounded(
+            [Event(_cleaned(each.name), _attributes(each), each.timestamp) for each in span.events], span.dropped_events
+        ),
+        _bounded([Link(each.context, _attributes(each)) for each in span.links], span.dropped_links),
         span.kind,
         status=Status(status.status_code, _cleaned(status.description)),
         start_time=span.start_time,
         end_time=span.end_time,
         instrumentation_scope=_scope(scope),
     )
+
+
+def _attributes(holder: Any) -> BoundedAttributes:
+    """Of a span, an event or a link, with the number of those that the SDK dropped at its limits."""
+    attributes = BoundedAttributes(attributes=_cleaned(holder.attributes or {}))
+    attributes.dropped = getattr(holder, "dropped_attributes", 0)
+    return attributes
+
+
+def _bounded(items: Sequence[Any], n_dropped: int) -> BoundedList:
+    bounded = BoundedList.from_seq(len(items), items)
+    bounded.dropped = n_dropped
+    return bounded
 
 
 def _record(item: Any) -> Any:

@@ -180,6 +180,14 @@ def test_segments_are_numbered_after_those_that_the_store_has_loaded(tmp_path: P
     journal.close()
 
 
+def _read_all(journal: Journal, max_bytes: int) -> list[bytes]:
+    bodies, position = [], START
+    while journal.bytes_after(position):
+        entries, position = journal.read(position, max_bytes)
+        bodies += [entry.frame.body for entry in entries]
+    return bodies
+
+
 def test_a_failed_write_is_reported_to_the_sender_and_the_next_one_works(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(Signal.TRACES, b"before", 1)
@@ -192,11 +200,7 @@ def test_a_failed_write_is_reported_to_the_sender_and_the_next_one_works(tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append(Signal.TRACES, b"after", 1)
-    bodies, position = [], START
-    while journal.bytes_after(position):
-        entries, position = journal.read(position, 10**6)
-        bodies += [entry.frame.body for entry in entries]
-    assert bodies == [b"before", b"after"]
+    assert _read_all(journal, 10**6) == [b"before", b"after"]
     journal.close()
 
 
@@ -237,3 +241,23 @@ def test_a_segment_that_lost_all_its_bytes_is_reported(tmp_path: Path, caplog: p
     found.close()
     assert found.found_empty == (segment.name,)
     assert f"journal segment={segment.name} is empty: it was truncated, or never written to" in caplog.text
+
+
+def test_a_segment_that_is_cut_while_it_is_written_costs_only_what_was_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader does not wait for the bytes, and finds what is written after them."""
+    journal = Journal(tmp_path)
+    for body in (b"first", b"second", b"third"):
+        journal.append(Signal.TRACES, body, 1)
+    (segment,) = journal.files()
+    os.truncate(segment, segment.stat().st_size - 30)
+    cut, position = journal.read(START, 10**6)
+    assert [entry.frame.body for entry in cut] == [b"first", b"second"]
+    assert position == journal.end()
+    assert "journal damage segment=1" in caplog.text
+    journal.append(Signal.TRACES, b"fourth", 1)
+    after, _ = journal.read(position, 10**6)
+    assert [entry.frame.body for entry in after] == [b"fourth"]
+    assert _read_all(journal, 10**6) == _read_all(journal, 1) == [b"first", b"second", b"fourth"]
+    journal.close()

@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link, SpanContext
+
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan._process.encodable import encodable
 from trainspan_schemas.telemetry import keys
 
 PROGRAM = r"""
@@ -64,3 +71,23 @@ def test_half_characters_in_names_attributes_and_ids_are_escaped_and_nothing_els
     assert {name: request.baggage[name] for name in (keys.ROLLOUT_ID, keys.TASK_ID)} == {
         name: ids[name] for name in (keys.ROLLOUT_ID, keys.TASK_ID)
     }
+
+
+def test_an_escaped_span_says_how_much_the_sdk_dropped_at_its_limits() -> None:
+    limits = SpanLimits(max_attributes=2, max_events=1, max_links=1, max_event_attributes=1, max_link_attributes=1)
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(span_limits=limits)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    three = {"a": 1, "b": "\udc80", "c": (3, "x")}
+    context = SpanContext(1, 1, is_remote=True)
+    span = provider.get_tracer("scope").start_span("x", links=[Link(context, three), Link(context, three)])
+    span.set_attributes(three)
+    for _ in range(3):
+        span.add_event("e \udc80", three)
+    span.end()
+    (item,) = encodable(memory.get_finished_spans())
+    (sent,) = encode_spans([item]).resource_spans[0].scope_spans[0].spans
+    assert sent.events[0].name == r"e \udc80"
+    assert (sent.dropped_attributes_count, sent.dropped_events_count, sent.dropped_links_count) == (1, 2, 1)
+    assert [pair.key for pair in sent.attributes] == ["b", "c"]
+    assert (sent.events[0].dropped_attributes_count, sent.links[0].dropped_attributes_count) == (2, 2)
