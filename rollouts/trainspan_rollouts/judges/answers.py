@@ -5,7 +5,6 @@ answer may be left out, and is then the last message of the assistant. Any other
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from trainspan_rollouts.judges.judge import Result
 
 __all__ = ["answer_text", "code_of", "conversation", "final_answer", "json_text", "text_of"]
 
-_FENCED: Final = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE: Final = "```"
 
 
 def conversation(result: Result) -> list[Mapping[str, Any]] | None:
@@ -53,8 +52,16 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 def code_of(text: str) -> str:
     """The last block of text between lines of three backticks; the whole text if there is none."""
-    blocks = _FENCED.findall(text)
-    return str(blocks[-1]) if blocks else text
+    lines = text.split("\n")
+    block: list[str] | None = None
+    begin: int | None = None
+    for number, line in enumerate(lines):
+        if begin is None:
+            is_fence = line.startswith(_FENCE) and "`" not in line[len(_FENCE) :]
+            begin = number + 1 if is_fence else None
+        elif line.rstrip(" \t") == _FENCE:
+            block, begin = lines[begin:number], None
+    return text if block is None else "".join(f"{line}\n" for line in block)
 
 
 def json_text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Compares an answer with the right one: texts, numbers, JSON and tool calls. Each comparison returns why they differ, or None."""
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -128,10 +129,12 @@ def _fraction(written: str) -> Fraction | None:
     digits, _, exponent = written.lower().lstrip("+-$€£¥").partition("e")
     if not _DIGITS.fullmatch(digits) or len(digits) > _LONGEST:
         return None
-    if len(exponent.lstrip("+-").lstrip("0")) > 3 or abs(int(exponent.lstrip("+-").lstrip("0") or 0)) > _LONGEST:
+    power = exponent.lstrip("+-").lstrip("0") or "0"
+    if len(power) > len(str(_LONGEST)) or int(power) > _LONGEST:
         return None  # a power of ten with so many digits would take forever
-    power = int(exponent.lstrip("+-").lstrip("0") or 0) * (-1 if exponent.startswith("-") else 1)
-    value = Fraction(digits.replace(",", "")) * Fraction(10) ** power
+    value = Fraction(digits.replace(",", "")) * Fraction(10) ** (
+        -int(power) if exponent.startswith("-") else int(power)
+    )
     return -value if written.startswith("-") else value
 
 
@@ -153,13 +156,18 @@ def same_json(one: Any, other: Any) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON without NaN and infinity, which are none. Raises ValueError."""
+    """Parses JSON without NaN and infinity, which are none, nor numbers that a double cannot hold. Raises ValueError."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is no JSON")
 
+    def finite(digits: str) -> float:
+        if math.isinf(number := float(digits)):
+            raise ValueError(f"{digits:.40} is too large")
+        return number
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -7,13 +7,14 @@ for 0. A task without the field, or with one that cannot be used, is an error of
 import hashlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_rollouts.judges import child, comparisons, sandbox
+from trainspan_rollouts.judges import answers, child, comparisons, sandbox
 from trainspan_rollouts.judges.answers import answer_text, code_of, conversation, final_answer
 from trainspan_rollouts.judges.judge import JudgeFunction, Result
 from trainspan_schemas.errors import InvalidRecordError, UsageError, pip_install
@@ -78,7 +79,7 @@ def named_judge(name: str, timeout_s: float) -> JudgeFunction:
 
 
 def _digest(name: str) -> str:
-    files = (Path(each) for each in (__file__, comparisons.__file__, sandbox.__file__))
+    files = (Path(each.__file__) for each in (sys.modules[__name__], answers, child, comparisons, sandbox))
     return hashlib.sha256(name.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -86,7 +87,10 @@ def _judge(kind: _Kind, field_path: str, options: _Options, task: Mapping[str, A
     right = _at(task, field_path)
     if right is None:
         raise InvalidRecordError(f"the task has no {field_path}")
-    return kind.verdict(right, task, result, options)
+    try:
+        return kind.verdict(right, task, result, options)
+    except RecursionError:  # a task's own values are checked when its file is read
+        return 0.0, "the answer is nested too deeply"
 
 
 def _at(task: Mapping[str, Any], field_path: str) -> Any:

@@ -99,22 +99,34 @@ def match(payload: Mapping[str, Any]) -> Iterator[str | None]:
 
 def validate(payload: Mapping[str, Any]) -> Iterator[str | None]:
     """Whether the value satisfies one of the JSON schemas."""
+    differences = [_differing_from(schema, payload["answer"]) for schema in payload["right"]]
+    yield None if None in differences else differences[0]
+
+
+def _differing_from(schema: Any, value: Any) -> str | None:
+    """Why the value does not satisfy the schema; raises _Unable if the schema is what cannot be used."""
     import referencing
     from jsonschema import exceptions, validators
 
-    differences: list[str | None] = []
-    for schema in payload["right"]:
-        try:
-            validator = validators.validator_for(schema, default=validators.Draft202012Validator)
-            validator.check_schema(schema)
-            errors = validator(schema, registry=referencing.Registry()).iter_errors(payload["answer"])
-            first = exceptions.best_match(errors)
-        except exceptions.SchemaError as error:
-            raise _Unable(f"not a JSON schema: {error.message}") from error
-        except Exception as error:
-            raise _Unable(f"the JSON schema cannot be used: {error}") from error
-        differences.append(None if first is None else f"{first.json_path}: {first.message}")
-    yield None if None in differences else differences[0]
+    def first_error(of: Any) -> Any:
+        return exceptions.best_match(validator(schema, registry=referencing.Registry()).iter_errors(of))
+
+    try:
+        validator = validators.validator_for(schema, default=validators.Draft202012Validator)
+        validator.check_schema(schema)
+        for plain in (None, 0, "", [], {}):
+            first_error(plain)
+    except exceptions.SchemaError as error:
+        raise _Unable(f"not a JSON schema: {error.message}") from error
+    except Exception as error:
+        raise _Unable(f"the JSON schema cannot be used: {error}") from error
+    try:
+        first = first_error(value)
+    except (re.error, referencing.exceptions.Unresolvable) as error:
+        raise _Unable(f"the JSON schema cannot be used: {error}") from error
+    except Exception as error:  # noqa: BLE001
+        return f"it cannot be compared with the schema: {type(error).__name__}: {error}"
+    return None if first is None else f"{first.json_path}: {first.message}"
 
 
 def query(payload: Mapping[str, Any]) -> Iterator[str | None]:
@@ -235,7 +247,11 @@ def _run(text: str, file: str, names: dict[str, object]) -> None:
 
 
 def _raised(what: str, error: BaseException) -> str:
-    return f"{what} raised {type(error).__name__}: {error}"
+    """The error may be of a class of the answer's, whose own methods raise."""
+    try:
+        return f"{what} raised {type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001
+        return f"{what} raised an error that cannot be shown"
 
 
 def grade(payload: Mapping[str, Any]) -> Iterator[float]:
@@ -327,12 +343,15 @@ def main() -> None:
         outcomes.flush()
 
     try:
-        restrict_resources(asked["cpu_s"], asked["memory_bytes"])
-        if landlock_abi() >= LEAST_ABI:
-            restrict_files(asked["readable"], os.getcwd())
+        try:
+            restrict_resources(asked["cpu_s"], asked["memory_bytes"])
+            if landlock_abi() >= LEAST_ABI:
+                restrict_files(asked["readable"], os.getcwd())
+        except OSError as error:
+            raise _Unable(str(error)) from error
         for outcome in KINDS[asked["kind"]](asked["payload"]):
             tell("score" if isinstance(outcome, float) else "failure", outcome)
-    except (_Unable, OSError, ImportError) as error:
+    except (_Unable, ImportError) as error:
         tell("unable", str(error))
     outcomes.close()
     os._exit(0)  # nothing that the answer has left behind runs

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tests.rollouts.agents.test_functions import rollouts
 from tests.rollouts.conftest import Run
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.judges.answers import code_of
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.judges.judge import Result
 from trainspan_rollouts.judges.named import NAMED
@@ -286,6 +288,78 @@ WEATHER = {"name": "weather", "arguments": {"city": "Rome", "days": 2}}
 )
 def test_tool_calls_have_the_right_names_and_arguments(right: Any, value: Any, expected: int) -> None:
     assert reward("tool_call:answer", right, value) == expected
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+RAISES = """
+class Odd(Exception):
+    def __str__(self):
+        raise {error}
+raise Odd
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(_nested(5_000), id="deep"),
+        pytest.param(_nested(300), id="deep enough to be sent"),
+        pytest.param("[" * 100_000, id="deep text"),
+        pytest.param('{"n": 1e400}', id="infinite"),
+        pytest.param("9" * 5_000, id="long"),
+        pytest.param("```\n" * 50_000 + "x", id="fences"),
+        pytest.param("```a" + "\n```a" * 50_000, id="open fences"),
+        pytest.param("\x00\ud83d", id="no Unicode"),
+        *(pytest.param(RAISES.format(error=name), id=name) for name in ("OSError", "ImportError", "SystemExit")),
+    ],
+)
+def test_no_answer_makes_a_judge_fail(databases: Path, value: Any) -> None:
+    """Each is wrong: an answer that ends the judging would be left out of its group instead."""
+    tree = {"items": {"$ref": "#"}, "properties": {"n": {"multipleOf": 0.1, "maximum": 5}}, "minItems": 1}
+    rights: dict[str, Any] = {
+        "exact:answer": "Paris",
+        "numeric:answer": 7,
+        "regex:answer": "Paris",
+        "json_schema:answer": {**tree, "type": ["array", "object"], "not": {"maxItems": 1}},
+        "sql:answer,db=shop.sqlite": "SELECT name FROM t",
+        "tests:answer": "assert add(1, 2) == 3",
+        "tool_call:answer": [{"name": "pay", "arguments": {}}],
+    }
+    assert {judge.partition(":")[0] for judge in rights} == set(NAMED)
+    began = time.monotonic()
+    assert {judge: reward(judge, right, value) for judge, right in rights.items()} == dict.fromkeys(rights, 0)
+    assert time.monotonic() - began < 60
+
+
+def test_a_schema_that_cannot_be_used_is_no_failure_of_the_agent() -> None:
+    for schema in (
+        {"$ref": "#"},
+        {"properties": {"n": {"$ref": "#/missing"}}},
+        {"properties": {"n": {"pattern": "("}}},
+    ):
+        with pytest.raises(InvalidRecordError, match="schema"):
+            verdict("json_schema:answer", schema, '{"n": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a\n```py\nb\n```\nc\n```\nd\n\n``` \t", "d\n\n"),
+        ("```\n```", ""),
+        ("```a`b\nc\n```", "```a`b\nc\n```"),
+        ("```\nopen", "```\nopen"),
+        ("```\na\n```b\n```\n", "a\n```b\n"),
+        (" ```\na\n```", " ```\na\n```"),
+    ],
+)
+def test_the_last_block_between_fences_is_an_answers_code(text: str, code: str) -> None:
+    assert code_of(text) == code
 
 
 @pytest.mark.parametrize(
