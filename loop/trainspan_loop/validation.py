@@ -143,7 +143,8 @@ class Validations:
 
         They come from the runner's ledger, which has no rewards from outside the validation.
         """
-        from trainspan_rollouts.run_ledger import ledger_files, task_outcomes
+        from trainspan_rollouts.ledger.paths import ledger_files
+        from trainspan_rollouts.ledger.recorded import task_outcomes
 
         ledgers = ledger_files(self._folder.run_id, round_, "val")
         tasks = [outcomes for file in ledgers for outcomes in task_outcomes(file).values()]

@@ -10,7 +10,7 @@ In reading order:
 - `judges/`: what gives the reward. `choice` finds the judge that a setting names, `judge` calls it.
 - `groups`: waits for the rollouts of a group that are judged together.
 - `rollout_spans`: the spans of rollouts and their verdicts; `delivery` sends them until the collector acknowledges them.
-- `run_ledger`: the progress that `--resume` reads.
+- `ledger/`: the progress that `--resume` reads.
 """
 
 from trainspan_rollouts.records import RunSettings

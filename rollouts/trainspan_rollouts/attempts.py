@@ -11,10 +11,10 @@ from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_rollouts.executors.policy_witness import PolicyWitness, Testimony
 from trainspan_rollouts.groups import Groups
 from trainspan_rollouts.judges.judge import Judge, Judgment, Result
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.keys import REWARD
@@ -108,7 +108,7 @@ class Attempts:
         await self._agents.acquire()
         span = self._spans.begin_rollout(identity, self._settings.n, planned.point, planned.task.answer)
         judge = self._judge.name if self._judge else None
-        self._ledger.record_start(identity, number, span.if_killed(judge))
+        self._ledger.record_start(identity, number, planned.task.digest(), span.if_killed(judge))
         try:
             signed = identity.signed(self._key, span.parent)
             token = f"{span.parent}.{signed.url_signature}"

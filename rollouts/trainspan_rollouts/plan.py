@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.records import RunSettings
-from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks, to_task
 from trainspan_rollouts.task_stream import STDIN, TaskStream
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.artifacts.branches import BranchPoint, read_points
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = ["Plan", "PlannedRollout"]
@@ -33,7 +34,8 @@ class PlannedRollout:
 class Plan:
     """Hands out rollouts to several workers; rollouts that an earlier process finished are only counted.
 
-    `totals` learns of each group before its first rollout. Raises TaskFileError for a file that is not a task file.
+    `totals` learns of each group before its first rollout. Raises TaskFileError for a file that is not a task file,
+    and UsageError for a task that is not what it was when earlier rollouts of it began.
     """
 
     def __init__(self, settings: RunSettings, ledger: RunLedger, totals: Totals, *, whole_groups: bool = False) -> None:
@@ -88,6 +90,8 @@ class Plan:
         self._totals.begin_group(round_, task_id, settings.n, is_new=self._stream is not None)
         finished_ones = [self._ledger.finished(round_, task_id, number) for number in range(settings.n)]
         is_repeated = self._whole_groups and None in finished_ones
+        if not is_repeated and any(finished_ones):
+            self._check_unchanged(round_, task_id, task)
         for number, finished in enumerate(finished_ones):
             if finished and not is_repeated:
                 self._totals.add(round_, task_id, finished.status, finished.reward, resumed=True)
@@ -96,6 +100,16 @@ class Plan:
             rollout_id, attempt = (begun.rollout_id, begun.attempt + 1) if begun else (uuid.uuid4().hex, 0)
             identity = Identity(rollout_id, settings.run_id, task_id, attempt, round_, split)
             yield PlannedRollout(task, number, identity, point)
+
+    def _check_unchanged(self, round_: int, task_id: str, task: Task) -> None:
+        """Raises UsageError if finished rollouts of the task had another input, answer or `meta`."""
+        for number in range(self._settings.n):
+            begun = self._ledger.begun(round_, task_id, number)
+            if self._ledger.finished(round_, task_id, number) and begun and begun.task != task.digest():
+                raise UsageError(
+                    f"cannot resume: the task {task_id!r} is not what it was when its rollouts ran, and they would be compared with "
+                    "the new ones; undo the change, or begin another run (another --run; a loop: without --resume)"
+                )
 
 
 _Drawn: TypeAlias = tuple[Task, int, BranchPoint | None]

@@ -1,6 +1,7 @@
 """The rollout spans, which the runner owns: ids before the agent starts, verdicts at the end."""
 
 import json
+import os
 import secrets
 import time
 import uuid
@@ -15,8 +16,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from trainspan_rollouts.delivery import VerdictSenders
-from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_schemas.artifacts.branches import BranchPoint
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
@@ -29,6 +31,8 @@ MAX_ERROR_BYTES: Final = 8 * 1024
 """Longer error texts are cut: an agent's or a judge's may have any length."""
 MAX_ANSWER_CHARACTERS: Final = 32 * 1024
 """Of JSON. A longer answer of a task is not stored: each of its rollouts would have it."""
+_MAX_REASONS_BYTES: Final = 2 * 1024 * 1024
+"""Of all reasons of a verdict, so that it stays below the 4 MiB that gRPC servers take by default."""
 _WHOLE: Final = SpanLimits(
     **dict.fromkeys(
         (
@@ -52,7 +56,11 @@ class RolloutSpans:
         ledger: RunLedger,
         **options: Callable[[str], str],
     ) -> None:
-        """Arguments and `options` as for VerdictSenders."""
+        """Arguments and `options` as for VerdictSenders. Raises UsageError if the environment switches OpenTelemetry off."""
+        if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+            raise UsageError(
+                "OTEL_SDK_DISABLED is true: neither this runner nor its agents could send a span; unset it"
+            )
         self._sender = VerdictSenders(
             collectors,
             headers,
@@ -156,6 +164,7 @@ class RolloutSpan:
         counts = {keys.ROLLOUT_CALLS: calls, keys.SERVED_CALLS: served_calls}
         self._span.set_attributes(_verdict_attributes(status, judge))
         self._span.set_attributes({key: count for key, count in counts.items() if count is not None})
+        most_bytes = min(MAX_ERROR_BYTES, _MAX_REASONS_BYTES // max(1, len(scores or ())))
         for name, score in (scores or {}).items():
             reason = (reasons or {}).get(name)
             self._span.add_event(
@@ -166,7 +175,7 @@ class RolloutSpan:
                     keys.EVALUATION_ID: uuid.uuid4().hex,
                     keys.EVALUATION_SOURCE: source,
                     keys.EVALUATION_OF: "rollout",
-                    **({keys.EVALUATION_EXPLANATION: _cut(reason)} if reason else {}),
+                    **({keys.EVALUATION_EXPLANATION: _cut(reason, most_bytes)} if reason else {}),
                 },
             )
         if status != "ok":
@@ -182,10 +191,10 @@ def _verdict_attributes(status: RolloutStatus, judge: str | None) -> dict[str, s
     return {keys.ROLLOUT_STATUS: status, keys.ROLLOUT_BOUNDARY: "runner", **judged}
 
 
-def _cut(text: str) -> str:
-    """Returns the text in at most MAX_ERROR_BYTES bytes of UTF-8; an agent's text may contain lone surrogates."""
-    data = text[:MAX_ERROR_BYTES].encode(errors="replace")
-    return data[:MAX_ERROR_BYTES].decode(errors="ignore")
+def _cut(text: str, most_bytes: int = MAX_ERROR_BYTES) -> str:
+    """Returns the text in at most so many bytes of UTF-8; an agent's text may contain lone surrogates."""
+    data = text[:most_bytes].encode(errors="replace")
+    return data[:most_bytes].decode(errors="ignore")
 
 
 def _attempt(span: ReadableSpan) -> tuple[str, int]:

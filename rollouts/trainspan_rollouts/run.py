@@ -14,10 +14,11 @@ from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.choice import choose_executor
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.judges.judge import Judge
+from trainspan_rollouts.ledger.paths import run_folder
+from trainspan_rollouts.ledger.run_ledger import open_ledger
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import open_ledger, run_folder
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.artifacts.judge_report import JudgeFigures, write_judge_figures

@@ -22,7 +22,7 @@ from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 from trainspan_schemas.telemetry.utf8 import well_formed
 
-__all__ = ["Task", "count_tasks", "read_tasks", "to_task"]
+__all__ = ["Task", "count_tasks", "read_tasks", "task_fields", "to_task"]
 
 _FIELDS: Final = frozenset({"id", "input", "answer", "split", "meta"})
 _MAX_FIELD_CHARS: Final = 16 * 1024 * 1024
@@ -40,6 +40,10 @@ class Task:
     split: Split | None = None
     meta: Any = None
 
+    def digest(self) -> str:
+        """Of everything that its rollouts and their verdicts depend on."""
+        return _digest(self.for_judge())
+
     def for_agent(self) -> JsonObject:
         """Returns the fields that the agent may see."""
         return {"id": self.id, "input": self.input}
@@ -47,6 +51,10 @@ class Task:
     def for_judge(self) -> JsonObject:
         """Returns all fields."""
         return asdict(self)
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def count_tasks(path: Path, split: Split | None = None) -> int:
@@ -114,15 +122,18 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             where = f"{path}:{number}"
-            try:
-                fields = well_formed(json.loads(line), where)
-            except TaskFileError:
-                raise
-            except (ValueError, RecursionError) as error:  # also a number of too many digits
-                raise TaskFileError(f"{where}: not JSON ({error})") from error
-            if not isinstance(fields, dict):
-                raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')
-            yield where, fields
+            yield where, task_fields(where, line)
+
+
+def task_fields(where: str, line: bytes) -> JsonObject:
+    """The object in a line. Raises TaskFileError."""
+    try:
+        fields = well_formed(json.loads(line), where)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise TaskFileError(f"{where}: not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')
+    return fields
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -206,9 +217,8 @@ def _of_fine_tuning(where: str, row: Mapping[str, Any]) -> JsonObject:
     answer = row.get("reference_answer")
     if answer is None and last is not None:
         answer = last["content"] if isinstance(last.get("content"), str) and not last.get("tool_calls") else last
-    digest = blake2b(json.dumps(row, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
     return {
-        "id": digest if row.get("id") is None else row["id"],
+        "id": _digest(row) if row.get("id") is None else row["id"],
         "input": {"messages": asked, **{name: row[name] for name in _REQUEST if row.get(name) is not None}},
         "answer": answer,
         "split": row.get("split"),

@@ -1,16 +1,13 @@
 """Tasks that arrive on standard input while the run is in progress: JSON lines, as in a task file."""
 
 import asyncio
-import json
 import threading
-from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from trainspan_rollouts.task_file import Task, to_task
+from trainspan_rollouts.task_file import Task, task_fields, to_task
 from trainspan_schemas.errors import TaskFileError
-from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["STDIN", "TaskStream"]
 
@@ -51,14 +48,7 @@ class TaskStream:
 
     def _parsed(self, line: bytes, round_: int) -> tuple[Task, int]:
         where = f"standard input:{self._number}"
-        try:
-            fields: Mapping[str, Any] = well_formed(json.loads(line), where)
-        except TaskFileError:
-            raise
-        except (ValueError, RecursionError) as error:  # also a number of too many digits
-            raise TaskFileError(f"{where}: not JSON ({error})") from error
-        if not isinstance(fields, dict):
-            raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')
+        fields = task_fields(where, line)
         given = fields.pop("round", round_)
         if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**31:
             raise TaskFileError(f"{where}: round {given!r} is not a number from 0")

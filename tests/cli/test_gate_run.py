@@ -12,8 +12,8 @@ from tests.loop.run_results import run_result
 from trainspan_cli.gate import gate_run
 from trainspan_cli.gate.gate_run import GateRun, GateSettings, run_gate
 from trainspan_rollouts import RunSettings
+from trainspan_rollouts.ledger.paths import ledger_file, run_folder
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file, run_folder
 from trainspan_schemas.command_events import RunResult
 from trainspan_schemas.errors import UsageError
 

@@ -13,7 +13,7 @@ def write(folder: Path, *seen: tuple[str, float | None, str | None]) -> tuple[Pa
     ledger, dataset = folder / "round-0001.jsonl", dataset_dir(folder, 1)
     lines: list[dict[str, object]] = [{"tasks": "", "target": []}]
     for name in ("a", "b", "c"):
-        lines.append({"begin": f"0:{name}", "rollout": name, "attempt": 0})
+        lines.append({"begin": f"0:{name}", "rollout": name, "attempt": 0, "task": ""})
         lines.append({"end": f"0:{name}", "rollout": name, "attempt": 0, "status": "ok", "reward": 1.0})
     ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
     about_dir(dataset).mkdir(parents=True)

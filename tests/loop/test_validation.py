@@ -14,8 +14,8 @@ from tests.training.support.swap_server import USUAL
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks
 from trainspan_loop.validation import Validations
+from trainspan_rollouts.ledger.paths import ledger_file
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate

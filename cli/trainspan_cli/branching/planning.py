@@ -11,7 +11,8 @@ from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.explain.inquiry import Question, locate
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY
-from trainspan_rollouts.run_ledger import RecordedAgent, points_file
+from trainspan_rollouts.ledger.paths import points_file
+from trainspan_rollouts.ledger.recorded import RecordedAgent
 from trainspan_schemas.artifacts.branches import BranchPoint, read_points, write_points
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import NothingToBranchError, UsageError

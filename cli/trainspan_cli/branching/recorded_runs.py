@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trainspan_rollouts.run_ledger import RecordedAgent, recorded_agent
+from trainspan_rollouts.ledger.recorded import RecordedAgent, recorded_agent
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.files.durable import JsonObject

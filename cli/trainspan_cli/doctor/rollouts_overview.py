@@ -27,7 +27,8 @@ class RolloutsOverview(TypedDict):
 
 def rollouts_overview() -> RolloutsOverview | None:
     """The run, round and split whose ledgers were written last, as plain values; None if there is none."""
-    from trainspan_rollouts.run_ledger import newest_ledgers, shard_of, statuses
+    from trainspan_rollouts.ledger.paths import newest_ledgers, shard_of
+    from trainspan_rollouts.ledger.recorded import statuses
 
     files = newest_ledgers()
     if not files:

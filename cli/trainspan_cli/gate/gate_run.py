@@ -14,8 +14,8 @@ from trainspan_loop.trials.evidence import Evidence, read_outcomes
 from trainspan_loop.trials.sequential import SequentialTest, look, reachable
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_rollouts.judges.choice import compares_rollouts
+from trainspan_rollouts.ledger.paths import ledger_file, run_folder
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file, run_folder
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.command_events import Progress, RunResult

@@ -84,7 +84,7 @@ def _attributes(holder: Any) -> BoundedAttributes:
     return attributes
 
 
-def _bounded(items: Sequence[Any], n_dropped: int) -> BoundedList:
+def _bounded(items: Sequence[Any], n_dropped: int) -> BoundedList[Any]:
     bounded = BoundedList.from_seq(len(items), items)
     bounded.dropped = n_dropped
     return bounded

@@ -8,7 +8,7 @@ from typing import IO
 from trainspan_loop.processes.child_processes import Commands
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import recorded_agent
+from trainspan_rollouts.ledger.recorded import recorded_agent
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.command_events import UNFINISHED, Event, Progress, RunResult
 from trainspan_schemas.config.settings import Settings

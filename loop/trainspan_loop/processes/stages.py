@@ -24,7 +24,7 @@ from trainspan_loop.processes.rollout_command import RolloutCommand, RolloutRequ
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import waiting_rounds
+from trainspan_rollouts.ledger.recorded import waiting_rounds
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.artifacts.run_records import CheckRecord, RolloutFigures
 from trainspan_schemas.command_events import (

@@ -12,7 +12,7 @@ from trainspan_loop.processes.stages import Collected, Stages
 from trainspan_loop.sampling.sampler import SampledRound, is_built_early
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_files
+from trainspan_rollouts.ledger.paths import ledger_files
 from trainspan_schemas.artifacts.run_records import rounds_in
 from trainspan_schemas.config.settings import Settings
 

@@ -14,7 +14,7 @@ from trainspan_loop.sampling.sampler import SampledRound, is_followed_by_validat
 from trainspan_loop.sampling.task_feed import TaskFeed, drawn_tasks, draws
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_files, round_of
+from trainspan_rollouts.ledger.paths import ledger_files, round_of
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["StreamSampler"]

@@ -33,7 +33,7 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
 
     They do with `[dataset] reward`, `air`, `overlong = "punish"`, or reward names other than `reward`.
     """
-    from trainspan_rollouts.run_ledger import recorded_rewards
+    from trainspan_rollouts.ledger.recorded import recorded_rewards
 
     manifest: Mapping[str, Any] = json.loads(manifest_path(dataset).read_bytes())
     settings = manifest["settings"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import task_outcomes
+from trainspan_rollouts.ledger.recorded import task_outcomes
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 
 __all__ = ["TRIALS", "Evidence", "EvidenceFiles", "read_outcomes"]

@@ -21,8 +21,8 @@ from trainspan_loop.trials.evidence import TRIALS, EvidenceFiles, read_outcomes
 from trainspan_loop.trials.lineage import ancestors, is_in_service, is_withdrawn, version_trained_on
 from trainspan_loop.trials.verdict import Verdict, judge, verdict_checks
 from trainspan_rollouts.judges.choice import compares_rollouts
+from trainspan_rollouts.ledger.paths import ledger_file
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings

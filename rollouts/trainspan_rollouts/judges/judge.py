@@ -4,15 +4,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.keys import REWARD
 from trainspan_schemas.telemetry.status import RolloutStatus
+from trainspan_schemas.telemetry.utf8 import escaped
 
 __all__ = ["Judge", "JudgeFunction", "Judgment", "Result"]
+
+_MAX_SCORES: Final = 1_000
+_MAX_NAME: Final = 256
+"""Characters. Together the largest verdict stays below what a collector takes in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +110,22 @@ class Judge:
         verdict, reason = verdict if is_pair else (verdict, {})
         by_name = verdict if isinstance(verdict, Mapping) else {REWARD: verdict}
         giver = f"judge {self.name}"
-        scores = {str(name): number_of(value, giver) for name, value in by_name.items() if value is not None}
+        if len(by_name) > _MAX_SCORES:
+            raise InvalidRecordError(f"{giver} gave {len(by_name)} scores; a verdict has at most {_MAX_SCORES}")
+        scores = {_named(name, giver): number_of(value, giver) for name, value in by_name.items() if value is not None}
         if isinstance(reason, str):
             return Judgment(scores, dict.fromkeys(scores or (REWARD,), reason))
-        return Judgment(scores, {str(name): str(text) for name, text in reason.items()})
+        return Judgment(scores, {escaped(str(name)): str(text) for name, text in reason.items()})
 
     def close(self) -> None:
         """Ends the remaining asynchronous calls."""
         self._invoker.close()
+
+
+def _named(name: Any, giver: str) -> str:
+    text = escaped(str(name))
+    if len(text) > _MAX_NAME:
+        raise InvalidRecordError(
+            f"{giver} gave a score a name of {len(text)} characters; at most {_MAX_NAME} are possible"
+        )
+    return text

@@ -114,7 +114,8 @@ def _differing_from(schema: Any, value: Any) -> str | None:
     try:
         validator = validators.validator_for(schema, default=validators.Draft202012Validator)
         validator.check_schema(schema)
-        for plain in (None, 0, "", [], {}):
+        plain_values: tuple[Any, ...] = (None, 0, "", [], {})
+        for plain in plain_values:
             first_error(plain)
     except exceptions.SchemaError as error:
         raise _Unable(f"not a JSON schema: {error.message}") from error

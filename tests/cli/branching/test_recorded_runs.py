@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from trainspan_cli.branching.recorded_runs import recorded_or_given
+from trainspan_rollouts.ledger.paths import ledger_file
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 

@@ -11,7 +11,7 @@ from tests.end_to_end.cluster.conftest import Site, wait_for
 from tests.support.collector.process import CollectorProcess
 from tests.support.ray_cluster import RayCluster
 from trainspan_loop.clients.store import rows
-from trainspan_rollouts.run_ledger import statuses
+from trainspan_rollouts.ledger.recorded import statuses
 
 COUNT = 10_000
 AGENT = """

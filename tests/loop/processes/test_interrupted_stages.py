@@ -21,7 +21,7 @@ from trainspan_loop.clients.policy_servers import PolicyServers
 from trainspan_loop.clients.store import rows
 from trainspan_loop.processes import stages
 from trainspan_loop.processes.stages import Stages
-from trainspan_rollouts.run_ledger import waiting_rounds
+from trainspan_rollouts.ledger.recorded import waiting_rounds
 from trainspan_schemas.config.agents import RolloutsSettings
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings

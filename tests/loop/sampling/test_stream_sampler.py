@@ -18,8 +18,8 @@ from trainspan_loop.sampling.sampler import Sampler
 from trainspan_loop.sampling.stream_sampler import StreamSampler
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
+from trainspan_rollouts.ledger.paths import ledger_file
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.agents import RolloutsSettings

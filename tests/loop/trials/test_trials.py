@@ -20,8 +20,8 @@ from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_loop.trials import evidence, trials
 from trainspan_loop.trials.trials import Trial, Trials, check_trials
+from trainspan_rollouts.ledger.paths import ledger_file
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.load import load_settings, override

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainspan_rollouts.run_ledger import Begun, Finished, RunLedger, recorded_rewards, run_folder, task_outcomes
+from trainspan_rollouts.ledger.lines import Finished
+from trainspan_rollouts.ledger.paths import run_folder
+from trainspan_rollouts.ledger.recorded import recorded_rewards, task_outcomes
+from trainspan_rollouts.ledger.run_ledger import Begun, RunLedger
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -14,12 +17,12 @@ from trainspan_schemas.telemetry.status import RolloutStatus
 def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-train.jsonl"
     assert recorded_rewards(file) == {}
-    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], 8, resume=False)
     first = Identity("a", "run", "task", 0, 1, "train")
     again = Identity("a", "run", "task", 1, 1, "train")
     other, silent, lost = (Identity(name, "run", "task", 0, 1, "train") for name in "bcd")
     for number, identity in ((0, first), (0, again), (1, other), (2, silent), (3, lost)):
-        ledger.record_start(identity, number)
+        ledger.record_start(identity, number, "digest")
     ledger.record_end(first, 0, "infra_error", None)
     ledger.record_end(again, 0, "ok", 0.25)
     ledger.record_end(other, 1, "ok", 1.0)
@@ -37,7 +40,7 @@ def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> N
 def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-val.jsonl"
     assert task_outcomes(file) == {}
-    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], 8, resume=False)
     ends: list[tuple[str, RolloutStatus, float | None]] = [
         ("a:b", "ok", -3.5),
         ("a:b", "ok", 100.0),
@@ -47,7 +50,7 @@ def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> Non
     ]
     for number, (task, status, reward) in enumerate(ends):
         identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")
-        ledger.record_start(identity, number)
+        ledger.record_start(identity, number, "digest")
         ledger.record_end(identity, number, status, reward)
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
@@ -61,7 +64,7 @@ def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> Non
 
 def test_a_resumed_ledger_knows_each_rollout_by_its_round_task_and_number(tmp_path: Path) -> None:
     def opened(*, resume: bool, **more: Any) -> RunLedger:
-        return RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["a.py:f"], resume=resume, **more)
+        return RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["a.py:f"], 8, resume=resume, **more)
 
     first = opened(resume=False)
     ends: list[tuple[Identity, int, RolloutStatus, float | None]] = [
@@ -71,7 +74,7 @@ def test_a_resumed_ledger_knows_each_rollout_by_its_round_task_and_number(tmp_pa
         (Identity("d", "run", "other", 1, 4), 0, "infra_error", None),
     ]
     for identity, number, status, reward in ends:
-        first.record_start(identity, number)
+        first.record_start(identity, number, "digest")
         first.record_end(identity, number, status, reward)
         first.delivered(identity.rollout_id, identity.attempt)
     with pytest.raises(UsageError, match="is in use: another process runs these rollouts"):
@@ -85,10 +88,10 @@ def test_a_resumed_ledger_knows_each_rollout_by_its_round_task_and_number(tmp_pa
         None,
     ]
     begun = [again.begun(*place) for place in places]
-    assert begun == [*(Begun(name, 0) for name in "abc"), Begun("d", 1), None]
+    assert begun == [*(Begun(name, 0, "digest") for name in "abc"), Begun("d", 1, "digest"), None]
     again.close()
     with pytest.raises(UsageError, match=r"its target is \['a.py:f'\], not \['b.py:f'\]"):
-        RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["b.py:f"], resume=True)
+        RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["b.py:f"], 8, resume=True)
 
 
 def test_the_folder_of_a_run_is_readable_and_no_two_runs_share_one(

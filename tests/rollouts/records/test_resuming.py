@@ -18,9 +18,11 @@ from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts.judges.choice import find_judge
+from trainspan_rollouts.ledger.paths import ledger_file
+from trainspan_rollouts.ledger.recorded import recorded_agent
+from trainspan_rollouts.ledger.recorded import statuses as statuses_of
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import RunLedger, ledger_file, recorded_agent
-from trainspan_rollouts.run_ledger import statuses as statuses_of
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
@@ -188,6 +190,32 @@ def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
     assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over
 
 
+@pytest.mark.parametrize("changed", [{"input": "y"}, {"answer": 2}, {"meta": {"level": 2}}])
+def test_a_task_that_changed_since_its_rollouts_began_is_not_resumed(run: Run, changed: dict[str, Any]) -> None:
+    """Further tasks may come, and what earlier processes finished of the others is not repeated."""
+    source = "def solve(task): pass"
+    first = {"id": "a", "input": "x", "answer": 1}
+    assert run(source, [first], "agent:solve").total == 1
+    with pytest.raises(UsageError, match="cannot resume: the task 'a' is not what it was when its rollouts ran"):
+        run(source, [{**first, **changed}], "agent:solve", resume=True)
+    more = run(source, [first, {"id": "b", "input": "y"}], "agent:solve", resume=True)
+    assert (more.total, more.resumed) == (2, 1)
+
+
+def test_a_run_is_not_resumed_with_another_number_of_rollouts_per_task(run: Run) -> None:
+    """A group of spans that state its size as 2, and others as 3, would be no group."""
+    source = "def solve(task): pass"
+    assert run(source, tasks("x"), "agent:solve", n=2).total == 2
+    with pytest.raises(UsageError, match="its n is 2, not 3"):
+        run(source, tasks("x"), "agent:solve", n=3, resume=True)
+
+
+def test_a_runner_whose_opentelemetry_is_off_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", " True ")
+    with pytest.raises(UsageError, match="OTEL_SDK_DISABLED is true"):
+        run("def solve(task): pass", tasks("x"), "agent:solve")
+
+
 def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compared_with_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +226,7 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
     def resumed(judge: str | None, *, resume: bool = True) -> None:
         file = tmp_path / "ledger.jsonl"
         named = None if judge is None else (judge, find_judge(judge, 1.0).digest)
-        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume, judge=named).close()
+        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=resume, judge=named).close()
 
     resumed("resumed_judge.py:strict", resume=False)
     resumed("resumed_judge.py:strict")
@@ -214,14 +242,14 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
 
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    ledger = RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)
-    ledger.record_start(Identity("first", task_id="a", round=0), 0)
+    ledger = RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=False)
+    ledger.record_start(Identity("first", task_id="a", round=0), 0, "digest")
     size = file.stat().st_size
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, most))
     try:
         with pytest.raises(OSError, match="too large"):
-            ledger.record_start(Identity("second", task_id="b", round=0), 0)
+            ledger.record_start(Identity("second", task_id="b", round=0), 0, "digest")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert file.stat().st_size == size
@@ -233,10 +261,10 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
 
 def test_a_rollout_in_another_attempt_has_not_ended(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=False)) as ledger:
         for attempt, status, reward in ((0, "infra_error", None), (1, "ok", 0.5)):
             identity = Identity("first", task_id="a", round=0, attempt=attempt)
-            ledger.record_start(identity, 0)
+            ledger.record_start(identity, 0, "digest")
             assert statuses_of(file) == (1, {}, [])
             ledger.record_end(identity, 0, status, reward)
             ledger.delivered("first", attempt)
@@ -254,7 +282,7 @@ def test_a_ledger_whose_first_line_was_not_written_begins_again(
     assert recorded_agent("run", 0, None) is None
     assert f"event=ledger_head_damaged file={file}" in caplog.text
     for _ in range(2):
-        RunLedger(file, 0, Path("tasks.jsonl"), target, resume=True).close()
+        RunLedger(file, 0, Path("tasks.jsonl"), target, 8, resume=True).close()
     assert len(file.read_text().splitlines()) == 1
     recorded = recorded_agent("run", 0, None)
     assert recorded is not None
@@ -264,22 +292,22 @@ def test_a_ledger_whose_first_line_was_not_written_begins_again(
 def test_a_ledger_with_rollouts_after_a_damaged_first_line_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     """Its rollouts are in the store: made again, they would be compared with the new ones."""
     file = tmp_path / "ledger.jsonl"
-    RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False).close()
+    RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=False).close()
     damaged = b"\0" * 20 + b"\n" + b'{"begin": 1}\n'
     file.write_bytes(damaged)
     with pytest.raises(UsageError, match=r"cannot resume .*ledger.jsonl: its first line is damaged"):
-        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=True)
+        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=True)
     assert file.read_bytes() == damaged
 
 
 def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "ledger.jsonl"
-    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
-        ledger.record_start(Identity("first", task_id="a", round=0), 0)
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=False)) as ledger:
+        ledger.record_start(Identity("first", task_id="a", round=0), 0, "digest")
     with file.open("a") as lines:
-        lines.write('{"begin": "0:b", "roll{"begin": "0:c", "rollout": "third", "attempt": 0}\n')
+        lines.write('{"begin": "0:b", "roll{"begin": "0:c", "rollout": "third", "attempt": 0, "task": ""}\n')
     assert statuses_of(file)[0] == 1
-    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=True)) as again:
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=True)) as again:
         assert again.begun(0, "a", 0) is not None
         assert again.begun(0, "b", 0) is None
     assert caplog.text.count("event=ledger_lines_damaged") == 2
@@ -291,15 +319,15 @@ def test_a_verdict_does_not_survive_a_later_attempt_that_has_none(tmp_path: Path
     file = tmp_path / "ledger.jsonl"
 
     def ledger(*, resume: bool) -> RunLedger:
-        return RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume)
+        return RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], 8, resume=resume)
 
     with contextlib.closing(ledger(resume=False)) as first:
-        first.record_start(Identity("A", "run", "t", 0, 0), 0)
+        first.record_start(Identity("A", "run", "t", 0, 0), 0, "digest")
         first.record_end(Identity("A", "run", "t", 0, 0), 0, "ok", 1.0)
         first.delivered("A", 0)
     with contextlib.closing(ledger(resume=True)) as second:
         assert second.finished(0, "t", 0) is not None
-        second.record_start(Identity("A", "run", "t", 1, 0), 0)
+        second.record_start(Identity("A", "run", "t", 1, 0), 0, "digest")
         if status:
             second.record_end(Identity("A", "run", "t", 1, 0), 0, status, None)
             second.delivered("A", 1)

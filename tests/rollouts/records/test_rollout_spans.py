@@ -10,8 +10,8 @@ import pytest
 from tests.support.otlp.sink import ReceivedSpan, otlp_sink
 from tests.support.ports import free_port
 from trainspan_rollouts import rollout_spans
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.artifacts.branches import BranchPoint
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
@@ -30,7 +30,7 @@ JUDGED: dict[str, Any] = {
 
 
 def _ledger(folder: Path, *, resume: bool) -> RunLedger:
-    return RunLedger(folder / "round-0002-val.jsonl", 1, folder / "tasks.jsonl", ["agent.py:solve"], resume=resume)
+    return RunLedger(folder / "round-0002-val.jsonl", 1, folder / "tasks.jsonl", ["agent.py:solve"], 8, resume=resume)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_a_verdict_says_all_that_is_known_and_the_next_process_sends_the_same_if
     began_ns, port = time.time_ns(), free_port()
     away = Collectors.of(f"http://127.0.0.1:{port}")
     ledger = _ledger(tmp_path, resume=False)
-    ledger.record_start(IDENTITY, 0)
+    ledger.record_start(IDENTITY, 0, "digest")
     spans = RolloutSpans(away, lambda _: None, ledger)
     span = spans.begin_rollout(IDENTITY, 4, answer={"x": 1})
     ledger.record_end(IDENTITY, 0, "timeout", 0.5)
     span.end("timeout", **JUDGED)
     fine = Identity("fine", "run", "task", 0, 2, "val")
-    ledger.record_start(fine, 1)
+    ledger.record_start(fine, 1, "digest")
     ledger.record_end(fine, 1, "ok", None)
     spans.begin_rollout(fine, 4).end("ok")
     assert spans.close(0.1) == 2

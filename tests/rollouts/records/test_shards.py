@@ -14,8 +14,9 @@ from tests.rollouts.agents.test_functions import rollouts, tasks
 from tests.rollouts.conftest import Run
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
+from trainspan_rollouts.ledger.paths import ledger_files, run_folder
+from trainspan_rollouts.ledger.recorded import task_outcomes
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_files, run_folder, task_outcomes
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 

@@ -16,8 +16,8 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.collector.process import CollectorProcess, running, select
 from trainspan_rollouts.executors.command_executor import agent_environment
+from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.otlp_variables import ENDPOINT, ENV_PROGRAM
 from trainspan_schemas.store.roles import Role, token_of
@@ -207,7 +207,7 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
 
 def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None:
     """OpenTelemetry's own generator uses the interpreter's random state, which its outputs reveal."""
-    ledger = RunLedger(tmp_path / "ledger", 0, tmp_path, (), resume=False)
+    ledger = RunLedger(tmp_path / "ledger", 0, tmp_path, (), 8, resume=False)
     spans = RolloutSpans(Collectors.of("http://127.0.0.1:1"), lambda _url: None, ledger)
     parents = []
     for _ in range(2):

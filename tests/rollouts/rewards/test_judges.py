@@ -131,3 +131,34 @@ def test_a_judge_gives_a_reason_and_the_tasks_answer_is_stored(run: Run, recorde
     }
     answers = {task: span.attributes.get(keys.TASK_ANSWER) for (task, _), span in rollouts(recorder).items()}
     assert answers == {**{name: f'{{"is": "{name}"}}' for name in ("pair", "names", "plain")}, "long": None}
+
+
+def test_a_verdict_has_names_that_can_be_sent_and_a_size_that_a_collector_takes(
+    run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = r"""
+    def solve(task):
+        return 1
+
+    def judge(task, result):
+        scores = {
+            "half": {"reward": 1.0, "style \ud83d": 0.5},
+            "many": {f"score {number}": 1.0 for number in range(1001)},
+            "long": {"n" * 257: 1.0},
+            "most": {"reward": 1.0, **{f"{number:0256}": 1.0 for number in range(999)}},
+        }[task["input"]]
+        return scores, {name: "y" * 10_000 for name in scores}
+    """
+    run(source, tasks("half", "many", "long", "most"), "agent:solve", judge="agent.py:judge")
+    statuses_by_task = {task: status for (task, _), status in statuses(recorder).items()}
+    assert statuses_by_task == {"half": "ok", "many": "judge_error", "long": "judge_error", "most": "ok"}
+    found = rollouts(recorder)
+    assert rewards(found["half", 0]) == [(1.0, "judge"), (0.5, "judge")]
+    half = [
+        (event[keys.EVALUATION_NAME], len(event[keys.EVALUATION_EXPLANATION])) for _, event in found["half", 0].events
+    ]
+    assert half == [("reward", 8192), (r"style \ud83d", 8192)]
+    assert {len(event[keys.EVALUATION_EXPLANATION]) for _, event in found["most", 0].events} == {2 * 1024**2 // 1000}
+    assert len(found["most", 0].events) == 1000
+    for words in ("gave 1001 scores; a verdict has at most 1000", "a name of 257 characters"):
+        assert words in caplog.text
