@@ -151,7 +151,11 @@ class PolicyMiddleware:
         except BodyError as error:
             await answer_error(watched, error.status, str(error))
             return
-        if scope["path"] in _WITHOUT_WEIGHTS:
+        if scope["path"] == "/v1/responses" and request.get("background") not in (None, False):
+            await answer_error(
+                watched, 400, "a response in the background could not be recorded: leave `background` out"
+            )
+        elif scope["path"] in _WITHOUT_WEIGHTS:
             await self._app(scope, replayed(body, receive), watched)
         else:
             agent, kind = stated_in_headers(scope["headers"])

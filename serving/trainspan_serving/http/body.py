@@ -19,7 +19,9 @@ MAX_DEPTH: Final = 100
 """Levels of lists and objects in each other; the deepest JSON schemas have about thirty."""
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}|NaN|Infinity")
 """Every number beyond the limits has one of these; looking at each number would take ten times as long."""
-_SCHEMAS: Final = frozenset({"tools", "functions", "messages", "response_format", "structured_outputs", "guided_json"})
+_SCHEMAS: Final = frozenset(
+    {"tools", "functions", "messages", "input", "text", "response_format", "structured_outputs", "guided_json"}
+)
 """Fields whose numbers are text to the model, or the bounds of a grammar."""
 _HALF_CHARACTER: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 

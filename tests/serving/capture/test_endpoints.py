@@ -287,6 +287,13 @@ def test_refused_requests_are_not_calls(caller: Caller) -> None:
     assert (span.attributes[keys.GEN_AI_RESPONSE_ID], span.attributes[keys.CALL_INDEX]) == (answer.id, 0)
 
 
+def test_a_response_in_the_background_which_would_end_after_its_request_is_refused_by_name(caller: Caller) -> None:
+    with pytest.raises(openai.BadRequestError, match="a response in the background could not be recorded"):
+        caller.client.responses.create(model="policy", input="7", background=True)
+    caller.client.responses.create(model="policy", input="7", max_output_tokens=4, background=False)
+    assert len(caller.spans(1)) == 1
+
+
 def test_many_clients_at_once_each_get_their_own(stack: Stack, models: Models) -> None:
     parents = [TraceParent(secrets.token_hex(16), secrets.token_hex(8)) for _ in range(24)]
 

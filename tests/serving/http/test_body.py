@@ -128,6 +128,9 @@ def test_a_malformed_body_is_refused_by_name(message: str) -> None:
 
 def test_other_bodies_are_left_to_vllm() -> None:
     check(b'{"tools": [{"function": {"parameters": {"maximum": 18446744073709551615}}}], "seed": 9223372036854775807}')
+    check(
+        b'{"text": {"format": {"schema": {"maximum": 18446744073709551615}}}, "input": [{"x": 18446744073709551615}]}'
+    )
     check(b"")
     check(b" \n")
     check(b"\xff", b"multipart/form-data; boundary=x")
