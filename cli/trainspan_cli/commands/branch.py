@@ -1,7 +1,6 @@
 """`trainspan branch`."""
 
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, run_settings, settings
 from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.load import override
-from trainspan_schemas.errors import StoreError, UsageError
+from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from trainspan_cli.branching.branch_run import BranchReport
@@ -89,10 +88,6 @@ def branch(
     wanted = run_settings(loaded, given, (), run or uuid.uuid4().hex, **scope_of_run)
     try:
         report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
-    except StoreError as error:
-        if format == "json":
-            print(json.dumps({"store_error": str(error)}))
-        raise
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise

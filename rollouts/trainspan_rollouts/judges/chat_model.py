@@ -65,13 +65,19 @@ class ChatModel:
     """Asks the model of an endpoint. Thread-safe: equal questions at the same time are one request."""
 
     def __init__(self, endpoint: ChatEndpoint, timeout_s: float) -> None:
-        """Raises ConfigError if the variable of its key is not set."""
+        """Raises ConfigError if the variable of its key is not set, or has what no header can have."""
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
-        self._key = os.environ.get(endpoint.api_key_env, "") if endpoint.api_key_env else None
+        self._key = os.environ.get(endpoint.api_key_env, "").strip() if endpoint.api_key_env else None
         if self._key == "":
             raise ConfigError(
                 f"{endpoint.where}: the environment variable {endpoint.api_key_env} with the judge's key is not set"
+            )
+        if self._key and not (
+            self._key.isascii() and self._key.isprintable()
+        ):  # the error of a bad header would show it
+            raise ConfigError(
+                f"{endpoint.where}: the judge's key in {endpoint.api_key_env} has characters that no key can have"
             )
         self.secrets = frozenset(filter(None, [endpoint.api_key_env]))
         """The variables that no agent may get."""

@@ -204,6 +204,28 @@ def test_an_answer_that_a_formula_cannot_look_at_gets_the_least_of_it(formula: s
     assert reward(grader, '{"toxic": "yes", "value": "5"}', reference_answer="4") >= expected
 
 
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("1 - a * b", 0),
+        ("1 - min(a, b)", 0),
+        ("1 - max(0, a + b - 1)", 0),
+        ("abs(a - b)", 0),
+        ("1 / a", 1),  # at its other end it has no value
+        ("1 - " + " * ".join(f"c{n}" for n in range(20)), 0),
+    ],
+)
+def test_the_least_may_need_several_ends_together(formula: str, expected: float) -> None:
+    names = ["a", "b"] if "a" in formula else [f"c{n}" for n in range(20)]
+    toxic = {name: check("eq", f"{{{{ sample.output_json.{name} }}}}", "yes") for name in names}
+    assert reward(multi(formula, **toxic), "garbage") == expected
+
+
+def test_a_formula_without_a_value_at_any_end_is_an_error() -> None:
+    with pytest.raises(InvalidRecordError, match="calculate_output of a = "):
+        verdict(multi("1 / (a - a)", a=check("eq", "{{ sample.output_json.x }}", "yes")), "garbage")
+
+
 @pytest.mark.parametrize("formula", ["1 / b", "9^9^9^9^9", "(b - 1)^0.5", "exp(1000)", "log(b)", "1e308 * 10"])
 def test_a_formula_without_a_value_is_an_error(formula: str) -> None:
     with pytest.raises(InvalidRecordError, match="calculate_output of a = 0, b = 0"):

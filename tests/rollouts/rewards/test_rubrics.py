@@ -288,3 +288,18 @@ def test_a_rubric_that_cannot_be_used_is_refused_before_anything_runs(
     with pytest.raises(ConfigError) as error:
         find_judge("rubric.toml", 1.0)
     assert message in str(error.value)
+
+
+def test_a_key_may_end_with_a_new_line_and_one_that_no_header_can_hold_is_refused_unshown(
+    model: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file that is mounted has it."""
+    write_rubric(model)
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
+    model.answer = lambda _body: scored(8)
+    judged("4")
+    assert model.requests[-1].headers["authorization"] == f"Bearer {KEY}"
+    monkeypatch.setenv("JUDGE_KEY", "secret\nkey")
+    with pytest.raises(ConfigError, match="the judge's key in JUDGE_KEY has characters") as error:
+        judged("4")
+    assert "secret" not in str(error.value)

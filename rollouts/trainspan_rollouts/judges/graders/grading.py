@@ -1,5 +1,6 @@
 """The verdicts of a grader. What a task or the grader lacks is an error of the judge; what the answer lacks is the lowest score."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -33,6 +34,9 @@ __all__ = ["grader_judge"]
 _STEP: Final = object_schema({"description": {"type": "string"}, "conclusion": {"type": "string"}})
 _SCHEMA: Final = object_schema({"steps": {"type": "array", "items": _STEP}, "result": {"type": "number"}})
 """What a score model answers. Its reasons come first, so that the number follows from them."""
+
+_MOST_ENDS: Final = 12
+"""Missing scores: 4,096 combinations."""
 
 _Score = tuple[float, str]
 """A score, and the reason; empty without one."""
@@ -114,15 +118,38 @@ def _ends(part: Part) -> tuple[float, float]:
 def _lowest(
     formula: Formula, scores: Mapping[str, float], missing: Mapping[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """`scores` in which the `missing` ones have the end of their range that makes the formula lowest.
+    """`scores` in which the `missing` ones have the ends of their ranges that make the formula lowest.
 
-    With `1 - bad`, an answer at which `bad` cannot look would else earn the most. It is found one score after the other, which is
-    exact if each of them always moves the formula in the same direction.
+    With `1 - bad`, an answer at which `bad` cannot look would else earn the most. All ends of up to _MOST_ENDS missing scores are
+    tried; of more, those that a search from all lower and from all upper ends comes to. Ends at which the formula has no value do
+    not count. Raises InvalidRecordError if it has a value nowhere.
     """
-    chosen = dict(scores)
-    for name, ends in missing.items():
-        chosen[name] = min(ends, key=lambda end: formula.value({**chosen, name: end}))
-    return chosen
+    found: list[tuple[float, dict[str, float]]] = []
+    fault: InvalidRecordError | None = None
+
+    def attempt(ends: Mapping[str, float]) -> float:
+        nonlocal fault
+        chosen = {**scores, **ends}
+        try:
+            value = formula.value(chosen)
+        except InvalidRecordError as error:
+            fault = error
+            return math.inf
+        found.append((value, chosen))
+        return value
+
+    if len(missing) <= _MOST_ENDS:
+        for corner in itertools.product(*missing.values()):
+            attempt(dict(zip(missing, corner, strict=True)))
+    else:
+        for start in (0, 1):
+            ends = {name: both[start] for name, both in missing.items()}
+            for name, both in missing.items():
+                ends[name] = min(both, key=lambda end, name=name, ends=ends: attempt({**ends, name: end}))
+    if not found:
+        assert fault is not None
+        raise fault
+    return min(found, key=lambda each: each[0])[1]
 
 
 def item_of(task: Mapping[str, Any]) -> dict[str, Any]:
