@@ -1,5 +1,6 @@
 """Validations and the hard probe: held-out tasks rolled out under one policy."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,9 @@ class Validations:
     def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> EvalRecord:
         self._screen.collecting(_TITLES[name], round_)
         self._services.level_servers()
+        began_ns = time.time_ns()
         collected = self._stages.collect(tasks, round_, "val", self._settings.loop.eval_n)
+        ended_ns = time.time_ns()
         self._screen.collecting("", round_)
         state = self._services.policy.state()
         in_service = {policy: state.of(policy).version for policy in self._stages.policies}
@@ -97,6 +100,8 @@ class Validations:
             "status": collected.result.status,
             "calls": collected.result.calls,
             "seconds": collected.seconds,
+            "began_ns": began_ns,
+            "ended_ns": ended_ns,
             "checks": [
                 *collected.checks,
                 versions.record(),

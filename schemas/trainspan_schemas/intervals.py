@@ -151,8 +151,10 @@ def ratio_interval(of: RewardEstimate, to: RewardEstimate) -> tuple[float, float
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean of independent values (Student 1908); None for fewer than two."""
-    if len(values) < 2:
+    """The 95 % interval of the mean of independent values (Student 1908); None if all are one: their spread is unknown, not 0."""
+    if len(values) < 2 or max(values) - min(values) <= 1e-12 * max(
+        map(abs, values)
+    ):  # differences of equal means differ by rounding
         return None
     mean, half = statistics.mean(values), t_half_width(statistics.stdev(values), len(values))
     return mean - half, mean + half

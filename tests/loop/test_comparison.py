@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli.main import run
-from trainspan_loop.report.comparison import Series, group_runs
+from trainspan_loop.report.comparison import Gain, Series, group_runs
 from trainspan_loop.report.comparison_report import comparison_record, write_comparison
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
@@ -69,14 +69,40 @@ def test_runs_are_grouped_by_their_settings_and_compared_over_their_seeds() -> N
     runs = [finished_run(0, 1e-5, 20, 60), finished_run(1, 1e-5, 10, 40), finished_run(0, 2e-5, 20, 5)]
     slow, fast = group_runs(runs)
     assert (slow.label, fast.label) == ("train.learning_rate=1e-05", "train.learning_rate=2e-05")
-    gain, interval = slow.gain()
     # gains .4 and .3: mean .35, s = .0707107, half = 12.7062·s/√2 = .63531
-    assert gain == pytest.approx(0.35)
-    assert interval == pytest.approx((0.35 - 0.63531, 0.35 + 0.63531), abs=1e-5)
+    assert (gain := slow.gain()) is not None
+    assert (gain.mean, gain.n) == (pytest.approx(0.35), 2)
+    assert gain.interval == pytest.approx((0.35 - 0.63531, 0.35 + 0.63531), abs=1e-5)
     assert [band.mean for band in slow.validation()] == pytest.approx([0.15, 0.5])
-    assert fast.gain() == (pytest.approx(-0.15), None)
+    assert fast.gain() == Gain(pytest.approx(-0.15), None, 1)
     (outcome,) = fast.outcomes()
     assert (outcome.alarms, outcome.best_round, outcome.seconds) == (1, 0, 120.0)
+
+
+def test_only_runs_with_a_start_and_an_end_that_stand_have_a_gain_and_one_of_each_seed_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A killed run of a seed that ran again would count as no gain, and one that lost its rollouts as a large one."""
+    whole = [finished_run(0, 1e-5, 20, 70), finished_run(1, 1e-5, 10, 60)]
+    killed = RunFolder.create({"loop": {"seed": 0, "rounds": 1}, "train": {"seed": 0, "learning_rate": 1e-5}})
+    nothing = RunFolder.create({"loop": {"seed": 2, "rounds": 1}, "train": {"seed": 2, "learning_rate": 1e-5}})
+    first = whole[0].records()[0]
+    killed.append(first)
+    lost = finished_run(3, 1e-5, 10, 60)
+    lost.append({**lost.records()[1], "round": 2, "left_out": 98})
+    late = RunFolder.create({"loop": {"seed": 4, "rounds": 1}, "train": {"seed": 4, "learning_rate": 1e-5}})
+    for round_ in (1, 2):
+        late.append({**first, "round": round_})
+    (series,) = group_runs([killed, *whole, nothing, lost, late])
+    assert series.gain() == Gain(pytest.approx(0.5), None, 2)
+    assert [one.run_id for one in series.counted() if one.gain is not None] == [one.run_id for one in whole]
+    assert run(["compare", *(one.run_id for one in (killed, *whole, nothing, lost, late))]) == 0
+    assert "gain +0.500 over 2 seeds, 3 runs left out" in capsys.readouterr().out
+    assert run(["compare", nothing.run_id]) == 2
+    assert "no run has a validation with rewards yet" in capsys.readouterr().err
+    (alone,) = group_runs([late])
+    assert alone.gain() is None
+    assert comparison_record([alone])[0]["gain"] is None
 
 
 def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +138,7 @@ def test_each_figure_of_the_page_is_under_its_name(tmp_path: Path) -> None:
     assert (figures["seed"], figures["run"], figures["rounds"]) == ("0", worse.run_id, "1")
     assert [figures[name][:5] for name in ("start", "end", "best")] == ["0.200", "0.050", "0.200"]
     assert figures["best"] == "0.200 after 0"
-    assert figures["gain [95 % over seeds]"] == "-0.150"
+    assert figures["gain"] == "gain -0.150 over 1 seed"
     assert (figures["alarms"], figures["min"]) == ("1", "2.0")
 
 
@@ -124,7 +150,7 @@ def test_a_terminal_of_80_columns_shows_each_run_in_one_line(
     assert run(["compare", *runs]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8  # a line with the gain, a head and two runs, twice
-    assert lines[0] == "train.learning_rate=1e-05: gain +0.400 [+0.400, +0.400] over 2 seeds"
+    assert lines[0] == "train.learning_rate=1e-05: gain +0.400 over 2 seeds"
     assert lines[2].split() == ["0", runs[0], "1", "0.200", "0.600", "[0.502,", "0.691]", "0.600", "(1)", "0"]
 
 

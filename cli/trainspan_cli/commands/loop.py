@@ -51,6 +51,7 @@ def loop(
     from trainspan_loop.addresses import check_ports
     from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_loop.state.series import SeedSeries, continued
+    from trainspan_schemas.artifacts.run_records import evaluations_in
 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")
@@ -73,13 +74,15 @@ def loop(
     series.finish()
     from trainspan_cli.commands.compare import compare
 
-    compare([run.run_id for run in series.runs()], html=series.path.with_suffix(".html"), format=format)
+    runs = series.runs()
+    if any(record["n"] for run in runs for record in evaluations_in(run.records(), "validation")):
+        compare([run.run_id for run in runs], html=series.path.with_suffix(".html"), format=format)
     return 0 if integrity else 1
 
 
 def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]":
     """The settings with the given options, and the tasks. Raises ConfigError, TaskFileError if no run can have them."""
-    from trainspan_loop.sampling.choice import check_sampling
+    from trainspan_loop.sampling.choice import check_numbers, check_sampling
     from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_loop.trials.trials import check_trials
     from trainspan_schemas.config.load import override
@@ -88,6 +91,7 @@ def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
     if chosen.dataset.out and is_url(chosen.dataset.out):
         raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
+    check_numbers(chosen)
     check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)

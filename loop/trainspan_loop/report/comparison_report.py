@@ -15,7 +15,7 @@ from trainspan_viewer.html.elements import element, table
 
 __all__ = ["comparison_record", "comparison_text", "write_comparison"]
 
-HEAD = ("settings", "seed", "run", "rounds", "start", "end", "best", "gain [95 % over seeds]", "alarms", "min")
+HEAD = ("settings", "seed", "run", "rounds", "start", "end", "best", "gain", "alarms", "min")
 
 
 def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
@@ -23,8 +23,7 @@ def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
     return [
         {
             "settings": group.label,
-            "gain": group.gain()[0],
-            "gain_interval": group.gain()[1],
+            "gain": None if (gain := group.gain()) is None else asdict(gain),
             "validation": [asdict(band) for band in group.validation()],
             "runs": [
                 {**asdict(run), **{name: getattr(run, name).record() for name in ("start", "end", "best")}}
@@ -46,10 +45,7 @@ def comparison_text(series: Sequence[Series]) -> Group:
             best = f"{run.best.mean:.3f} ({run.best_round})"
             start = f"{run.start.mean:.3f}"
             runs.add_row(str(run.seed), run.run_id, _rounds(run), start, str(run.end), best, str(run.alarms))
-        parts += [
-            Text(f"{one.label}: gain {_gain(one)} over {len(one.runs)} seed{'s' if len(one.runs) > 1 else ''}"),
-            runs,
-        ]
+        parts += [Text(f"{one.label}: {_gain(one)}"), runs]
     return Group(*parts)
 
 
@@ -57,7 +53,8 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
     """Writes the page: held-out success (or reward) by round of each series with its 95 % t-interval over seeds, and its runs."""
     measure = measured_in(series)
     curves = [
-        Curve(f"{one.label} ({len(one.runs)} seeds)", [_point(band) for band in one.validation()]) for one in series
+        Curve(f"{one.label} ({len(one.counted())} seeds)", [_point(band) for band in one.validation()])
+        for one in series
     ]
     drawn = chart(f"held-out {measure}", curves, limits=(0, 1) if measure == "success" else None, size=(860, 408))
     body = [drawn, element("h2", "Runs"), table(HEAD, _rows(series))]
@@ -71,9 +68,12 @@ def _point(band: Band) -> Point:
 
 
 def _gain(series: Series) -> str:
-    """Its mean, and its 95 % interval over several seeds."""
-    gain, interval = series.gain()
-    return f"{gain:+.3f}" + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "")
+    """Its mean, its 95 % interval over several seeds, and how many runs are left out of it."""
+    if (gain := series.gain()) is None:
+        return "no gain yet"
+    interval = f" [{gain.interval[0]:+.3f}, {gain.interval[1]:+.3f}]" if gain.interval else ""
+    left_out = f", {n} runs left out" if (n := len(series.runs) - gain.n) else ""
+    return f"gain {gain.mean:+.3f}{interval} over {gain.n} seed{'s' * (gain.n > 1)}{left_out}"
 
 
 def _rounds(run: ComparedRun) -> str:

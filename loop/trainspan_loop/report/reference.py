@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainspan_loop.clients.store import rows
+from trainspan_loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.run_records import evaluations_in
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.files.durable import JsonObject
+from trainspan_schemas.home import runs_dir
 from trainspan_schemas.intervals import MOST_LEFT_OUT, RewardEstimate, ratio_interval
 from trainspan_schemas.telemetry.keys import GEN_AI_INPUT_TOKENS, GEN_AI_OUTPUT_TOKENS, LABEL, ROLLOUT_JUDGE
 
@@ -47,7 +50,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRun:
-    """The rollouts of held-out tasks in the newest round of a run that has some."""
+    """The rollouts of a loop's last validation, or those of held-out tasks in the newest round of another run that has some."""
 
     run_id: str
     round: int
@@ -90,7 +93,7 @@ def held_out_runs(stores: Sequence[str], run_ids: Sequence[str]) -> list[HeldOut
 
 def _held_out_run(stores: Sequence[str], run_id: str) -> HeldOutRun:
     quoted = run_id.replace("'", "''")
-    where = f"run_id = '{quoted}' AND split = 'val' AND NOT untrusted"
+    where = f"run_id = '{quoted}' AND split = 'val' AND NOT untrusted{_of_last_validation(run_id)}"
     newest = [
         row["round"]
         for store in stores
@@ -124,6 +127,19 @@ def _held_out_run(stores: Sequence[str], run_id: str) -> HeldOutRun:
         {task: [tokens.get(rollout) for rollout in rollouts] for task, rollouts in rewards.items()},
         len(labeled),
     )
+
+
+def _of_last_validation(run_id: str) -> str:
+    """The condition for it in SQL; empty if no loop here made the run.
+
+    The hard probe, and validations that were interrupted or came before in the round, have the same run, round and split.
+    """
+    folder = runs_dir() / run_id
+    validations = evaluations_in(RunFolder(folder).records(), "validation") if (folder / "run.json").exists() else []
+    if not validations:
+        return ""
+    last = validations[-1]
+    return f" AND round = {last['round']:d} AND start_ns BETWEEN {last['began_ns']:d} AND {last['ended_ns']:d}"
 
 
 def _tokens(row: JsonObject) -> Tokens | None:

@@ -1,5 +1,9 @@
 """Picks the sampler that the settings ask for, and checks them."""
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.stages import Stages
 from trainspan_loop.sampling.live_sampler import LiveSampler
@@ -14,7 +18,33 @@ from trainspan_schemas.errors import ConfigError
 VINE = "vine"
 """The credit of values that branches measured."""
 
-__all__ = ["check_sampling", "choose_sampler"]
+__all__ = ["check_numbers", "check_sampling", "choose_sampler"]
+
+_LEAST: Final[Mapping[str, Sequence[str]]] = {
+    "loop.{} = {} must be at least 0": (
+        "rounds",
+        "live_wait_s",
+        "live_feedback_s",
+        "eval_tasks",
+        "val_tasks",
+        "eval_every",
+    ),
+    "loop.{} = {} must be at least 1": ("live_rewards", "tasks_per_round", "eval_n", "patience"),
+    "rollouts.{} = {} must be at least 1": ("n", "concurrency"),
+}
+
+
+def check_numbers(settings: Settings) -> None:
+    """Raises ConfigError if a number is one with which no run could begin, or go on, or end."""
+    for message, names in _LEAST.items():
+        section, least = message.partition(".")[0], int(message[-1])
+        for name in names:
+            if (value := getattr(getattr(settings, section), name)) is not None and not value >= least:
+                raise ConfigError(message.format(name, value))
+    if (hours := settings.loop.max_hours) is not None and not hours > 0:
+        raise ConfigError(f"loop.max_hours = {hours:g} must be greater than 0")
+    if (mean := settings.loop.stop_at) is not None and not math.isfinite(mean):
+        raise ConfigError(f"loop.stop_at = {mean:g} is no mean that a validation could reach")
 
 
 def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder: RunFolder, screen: Screen) -> Sampler:

@@ -163,7 +163,7 @@ def two_values(rewards: Iterable[float]) -> tuple[float, float] | None:
 def _interval(rewards: Sequence[float], two: tuple[float, float] | None) -> tuple[float, float] | None:
     """95 %: Wilson's for the rate of the greater of two values, else Student's; None if it is unknown."""
     if two is None:
-        return t_interval(rewards) if len(set(rewards)) > 1 else None
+        return t_interval(rewards)
     low, high = two
     ends = RewardEstimate.of([(reward - low) / (high - low)] for reward in rewards).interval
     return None if ends is None else (low + (high - low) * ends[0], low + (high - low) * ends[1])

@@ -1,5 +1,6 @@
 """The credit plan: the estimator of advantages, and how several rewards are combined. Parsed from the settings."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -104,6 +105,11 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
 
     Raises UsageError for an unknown name, and for a combination of credit and baseline that makes no sense.
     """
+    if not 0 <= settings.gamma <= 1:
+        raise UsageError(f"gamma = {settings.gamma:g}: it must be from 0 to 1")
+    for name in ("episode_weight", "state_weight"):
+        if not math.isfinite(value := getattr(settings, name)):
+            raise UsageError(f"{name} = {value:g} is no weight")
     per_agent = settings.credit == PER_AGENT
     in_groups = has_tasks or settings.credit in (GIGPO, RTMC) or settings.group_over != "rollouts"
     of_group = "dr_grpo" if settings.credit in (VINE, RTMC) else "grpo"

@@ -121,6 +121,9 @@ class EvalRecord(EstimateRecord, ServedVersions):
     status: Mapping[str, int]
     calls: int
     seconds: float
+    began_ns: int
+    """With `ended_ns`, by the loop's clock, the time in which its rollouts began."""
+    ended_ns: int
     checks: list[CheckRecord]
 
 

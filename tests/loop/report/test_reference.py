@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
 from tests.processing.support.labels import label, send_labels
-from tests.processing.support.traces import TestRollout, chain
+from tests.processing.support.traces import SECOND, START_NS, TestRollout, chain
 from tests.rollouts.conftest import write_tasks
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, write
@@ -19,6 +19,7 @@ from tests.support.collector.process import running
 from trainspan_cli.main import run
 from trainspan_loop.report.reference import HeldOutRun, Price, Tokens, compare_with_reference, held_out_runs
 from trainspan_loop.report.reference_report import reference_text
+from trainspan_loop.state.run_folder import RunFolder
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.intervals import RewardEstimate, ratio_interval
@@ -148,6 +149,30 @@ def test_labels_are_not_compared_with_rewards_of_another_scale(bench: Bench) -> 
     assert share(own, unit) == pytest.approx((1 + 0.25) / 2), "within 0 and 1"
     send_labels(grpc, *(label(each, "withdrawn", 200.0) for each in of_own))
     assert share(vendor, own) == pytest.approx(8 / 9)
+
+
+def test_of_a_loop_only_the_last_validation_counts(
+    bench: Bench,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupted one before it, and the hard probe after it, have the same run, round and split, and tasks of the same ids."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    folder = RunFolder.create({"loop": {"seed": 0}})
+
+    judge: dict[str, Any] = {EVALUATION_SOURCE: "judge"}
+    for begins, (name, score) in enumerate({"interrupted": None, "validation": 1.0, "probe": 0.0}.items()):
+        for number in range(2):
+            which: dict[str, Any] = {"run": folder.run_id, "split": "val", "judge": "j", "task": f"t{number}"}
+            rollout = chain(TestRollout(f"{name}{number}", begins=1000.0 * begins, **which), 1)
+            bench.send(rollout if score is None else rollout.reward(score, **judge))
+        if name != "interrupted":
+            began_ns = START_NS + begins * 1000 * SECOND
+            folder.append(
+                {"kind": "eval", "name": name, "round": 0, "began_ns": began_ns - 1, "ended_ns": began_ns + SECOND}
+            )
+    (last,) = held_out_runs([str(bench.collectors[0].store)], [folder.run_id])
+    assert last.rewards == {"t0": [1.0], "t1": [1.0]}
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/2/3", "a/b", "-1/2", "nan/1", "inf/1"])

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from tests.loop.run_results import run_result
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.stages import Collected, NothingToTrain
-from trainspan_loop.sampling.choice import check_sampling
+from trainspan_loop.sampling.choice import check_numbers, check_sampling
 from trainspan_loop.sampling.round_sampler import RoundSampler
 from trainspan_loop.sampling.sampler import Sampler, is_followed_by_validation
 from trainspan_loop.state.run_folder import RunFolder
@@ -276,3 +277,23 @@ def test_an_interrupted_loop_goes_on_with_the_recorded_rollouts(world: World) ->
     sampler.begin_round(1)
     assert sampler.take_round(1).rollout == ALONE.figures()
     assert stages.events == ["dataset 1"]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        *(("loop", name, -1) for name in ("rounds", "eval_tasks", "val_tasks", "eval_every", "live_wait_s")),
+        *(("loop", name, 0) for name in ("live_rewards", "tasks_per_round", "eval_n", "patience", "max_hours")),
+        *(("loop", name, math.nan) for name in ("max_hours", "stop_at", "live_wait_s")),
+        ("loop", "stop_at", math.inf),
+        *(("rollouts", name, 0) for name in ("n", "concurrency")),
+    ],
+)
+def test_a_number_with_which_no_run_could_go_on_is_refused_before_it_begins(
+    section: str, name: str, value: float
+) -> None:
+    settings = Settings()
+    check_numbers(settings)
+    changed = dataclasses.replace(getattr(settings, section), **{name: value})
+    with pytest.raises(ConfigError, match=rf"{section}\.{name} = "):
+        check_numbers(dataclasses.replace(settings, **{section: changed}))

@@ -254,6 +254,14 @@ def test_pooled_calls_are_refused_with_a_baseline_of_rollouts(baseline: str) -> 
         advantages([Rollout(1.0, [None])], group_over="calls", baseline=baseline)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"gamma": math.nan}, {"gamma": 1.1}, {"episode_weight": math.inf}, {"state_weight": math.nan}]
+)
+def test_numbers_that_would_make_advantages_no_numbers_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"gamma = |_weight = "):
+        make_plan(DatasetSettings(**settings), has_tasks=True)  # type: ignore[arg-type]
+
+
 def test_what_compares_within_groups_has_a_baseline_of_groups_also_without_tasks() -> None:
     def default(**settings: str) -> str:
         return make_plan(DatasetSettings(**settings), has_tasks=False).estimator.baseline  # type: ignore[arg-type]

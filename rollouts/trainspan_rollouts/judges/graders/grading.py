@@ -144,8 +144,8 @@ def _lowest(
     else:
         for start in (0, 1):
             ends = {name: both[start] for name, both in missing.items()}
-            for name, both in missing.items():
-                ends[name] = min(both, key=lambda end, name=name, ends=ends: attempt({**ends, name: end}))
+            for name, (low, high) in missing.items():
+                ends[name] = low if attempt({**ends, name: low}) <= attempt({**ends, name: high}) else high
     if not found:
         assert fault is not None
         raise fault
