@@ -123,6 +123,21 @@ def test_held_out_conversations_share_no_first_prompt_with_the_trained_ones(rows
     assert [len(part) for part in hold_out(rows, 0.001, seed=1)] == [38, 2]
 
 
+def test_a_first_prompt_counts_whether_its_answer_is_trained_or_not(rows_of: Any) -> None:
+    lines = [{"messages": dialog("q", "" if number % 2 else f"a{number}", f"b{number}")} for number in range(6)]
+    made = rows_of(*lines)
+    assert (made.answers, made.dropped) == (9, {"no_answer": 3})
+    assert len({row.group for row in made.rows}) == 1
+    assert (
+        len({row.group for row in rows_of(*({"prompt": "q", "completion": "a<|im_end|>"} for _ in range(2))).rows}) == 1
+    )
+
+
+def test_equal_conversations_are_not_rewritten_ones(rows_of: Any) -> None:
+    made = rows_of(*({"messages": dialog("q", "a")} for _ in range(3)))
+    assert (made.answers, made.rewritten) == (3, 0)
+
+
 def test_the_answers_of_a_conversation_are_held_out_together_if_the_template_forgets_thoughts(rows_of: Any) -> None:
     """Also if agents take turns, and if the client does not send thoughts back."""
     thinks = CHATML.replace(

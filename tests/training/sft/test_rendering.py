@@ -117,12 +117,35 @@ TURNS = [
             "bad_arguments",
         ),
         ("{{ raise_exception('no') }}", {"content": "a"}, "refused_by_template"),
+        *((CHATML, {"content": content}, "no_answer") for content in ("", None, " \n")),
+        (CHATML, {"content": "yes", "reasoning": "because"}, "not_rendered"),
+        (CHATML, {"content": "", "reasoning_content": "because"}, "not_rendered"),
     ],
 )
 def test_an_answer_that_no_server_would_get_from_the_model_has_a_named_reason(
     tokenizer: Any, template: str, answer: dict[str, Any], reason: str
 ) -> None:
     assert texts(tokenizer, template, example(USER, {"role": "assistant", **answer})) == [reason]
+
+
+@pytest.mark.parametrize("given", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+def test_a_template_may_read_thoughts_by_either_name(tokenizer: Any, given: str, read: str) -> None:
+    """vLLM passes them to it by both."""
+    thinks = CHATML.replace("(message['content'] or '')", f"(message.{read} or '') + message.content")
+    shown = example(USER, {"role": "assistant", "content": "yes", given: "so "})
+    assert [answer for _, answer in texts(tokenizer, thinks, shown)] == ["so yes<|im_end|>"]
+
+
+def test_earlier_arguments_that_are_no_object_are_an_empty_one_as_for_a_request(tokenizer: Any) -> None:
+    """Only the answer with them is dropped."""
+    malformed = {**ADD, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 2'}}]}
+    empty = {**ADD, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    rest = ({"role": "tool", "content": "4", "tool_call_id": "c"}, {"role": "assistant", "content": "It is 4."})
+    template = EXAMPLE.read_text()
+    dropped, after = texts(tokenizer, template, example(USER, malformed, *rest))
+    assert dropped == "bad_arguments"
+    assert after == texts(tokenizer, template, example(USER, empty, *rest))[1]
 
 
 def test_texts_are_taken_as_they_are(tokenizer: Any) -> None:

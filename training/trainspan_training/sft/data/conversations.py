@@ -1,6 +1,7 @@
 """Conversations as training rows: answers that continue one another share a row, and some rows are held out."""
 
 import hashlib
+import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainspan_training.sft.data.examples import Example, Message
+from trainspan_training.sft.data.examples import THOUGHTS, Example, Message
 from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
 from trainspan_training.sft.data.served import PromptComparison
 
@@ -16,7 +17,6 @@ __all__ = ["Conversations", "Row", "hold_out", "make_rows"]
 
 _OPEN_ROWS = 16
 """Rows that a later answer may continue: agents that take turns do not end each other's rows."""
-_THOUGHTS = ("reasoning", "reasoning_content")
 _NAMED = 5
 """Examples named for each reason."""
 
@@ -114,11 +114,11 @@ class _Talk:
     """Its messages so far, without thoughts, which clients do not send back."""
     row: _OpenRow | None = None
     """That of its last answer."""
-    group: str | None = None
-    """That of its first answer: rows of one conversation are held out together."""
+    group: str = ""
+    """Of its first prompt: rows of conversations that begin alike are held out together."""
 
     def goes_on(self, messages: Sequence[Message]) -> bool:
-        return bool(self.messages) and messages[: len(self.messages)] == self.messages
+        return 0 < len(self.messages) < len(messages) and messages[: len(self.messages)] == self.messages
 
 
 def make_rows(
@@ -136,17 +136,16 @@ def make_rows(
     for example in examples:
         result.examples += 1
         messages = [
-            {key: value for key, value in message.items() if key not in _THOUGHTS} for message in example.messages
+            {key: value for key, value in message.items() if key not in THOUGHTS} for message in example.messages
         ]
         talk = next((talk for talk in reversed(talks) if talk.goes_on(messages)), None)
         if talk is None:
-            talk = _Talk()
+            talk = _Talk(group=_first_prompt(example, messages))
             talks.append(talk)
         talk.messages = messages
         for call in _fitting(example, renderer, result, max_length):
             row = next((row for row in recent if _continues(row.call, call)), None)
             if row is None:
-                talk.group = talk.group or hashlib.sha256(call.prompt.tobytes()).hexdigest()
                 row = _OpenRow(call, [], talk.group)
                 rows.append(row)
                 recent.append(row)
@@ -160,6 +159,13 @@ def make_rows(
             talk.row, talk.group = row, row.group
     result.rows = [_closed(row, assistant_only=assistant_only) for row in rows]
     return result
+
+
+def _first_prompt(example: Example, messages: Sequence[Message]) -> str:
+    """A hash of what comes before the first answer, whether that is trained or not."""
+    first = next((index for index, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    prompt = [example.text[0]] if example.text is not None else [*example.tools, *messages[:first]]
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()
 
 
 def _fitting(example: Example, renderer: Renderer, result: Conversations, max_length: int) -> Iterator[AnswerTokens]:

@@ -17,12 +17,22 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.utf8 import well_formed
 
-__all__ = ["ConversationFile", "Example", "Message", "find_files", "read_examples", "served_message", "served_tool"]
+__all__ = [
+    "THOUGHTS",
+    "ConversationFile",
+    "Example",
+    "Message",
+    "find_files",
+    "read_examples",
+    "served_message",
+    "served_tool",
+]
 
 Message = JsonObject
 
 _FORMS = '"prompt" and "completion", or "messages"'
-_MESSAGE_KEYS = ("name", "tool_call_id", "reasoning", "reasoning_content")
+_MESSAGE_KEYS = ("name", "tool_call_id")
+THOUGHTS = ("reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,8 @@ def served_message(message: Any) -> Message:
         raise TypeError('a message must be an object with a "role"')
     served: Message = {"role": message["role"], "content": _content(message.get("content"))}
     served |= {key: message[key] for key in _MESSAGE_KEYS if isinstance(message.get(key), str)}
+    if thoughts := next((message[key] for key in THOUGHTS if isinstance(message.get(key), str)), None):
+        served |= dict.fromkeys(THOUGHTS, thoughts)  # templates read the one or the other
     if calls := message.get("tool_calls"):
         served["tool_calls"] = [_served_call(call) for call in calls]
     return served

@@ -20,12 +20,13 @@ from trainspan_training.sft.data.examples import Example, Message
 __all__ = ["REASONS", "AnswerTokens", "Renderer", "dropped_lines", "read_template"]
 
 REASONS: Final = {
-    "no_answer": "no message of the assistant: give one as the completion",
+    "no_answer": "no message of the assistant, or one that says nothing: give one with a text or a tool call as the completion",
     "no_prompt": "nothing comes before the answer",
     "refused_by_template": "the chat template raised an error",
     "template_rewrites": "the chat template renders an answer other than as a continuation of its prompt: "
     "set sft.chat_template_path to one that keeps prefixes",
-    "not_rendered": "the chat template leaves out the answer's text or a tool call: set sft.chat_template_path to one that renders them",
+    "not_rendered": "the chat template leaves out the answer's text, thoughts or a tool call: set sft.chat_template_path to one that "
+    "renders them",
     "boundary": "the tokens of prompt and answer, one after the other, are not the text that the template renders",
     "no_end": "no token at which the server stops follows the answer: end the text with it, or set sft.chat_template_path",
     "stop_inside": "the answer contains a token at which the server would have stopped",
@@ -73,7 +74,9 @@ class Renderer:
         return self._decode(np.array(ids, dtype=np.int32))
 
     def _call(self, example: Example, index: int) -> AnswerTokens | str:
-        before, answer = example.messages[:index], example.messages[index]
+        before, answer = [_as_history(message) for message in example.messages[:index]], example.messages[index]
+        if not (answer["content"].strip() or answer.get("tool_calls") or answer.get("reasoning")):
+            return "no_answer"
         if any(isinstance(call["function"]["arguments"], str) for call in answer.get("tool_calls", ())):
             return "bad_arguments"
         try:
@@ -123,9 +126,23 @@ class Renderer:
         return text
 
 
+def _as_history(message: Message) -> Message:
+    """A message before the answer: vLLM gives the template an empty object in place of arguments that are none."""
+    if not (calls := message.get("tool_calls")):
+        return message
+    objects = [
+        call["function"]["arguments"] if isinstance(call["function"]["arguments"], dict) else {} for call in calls
+    ]
+    as_served = [
+        {**call, "function": {**call["function"], "arguments": arguments}}
+        for call, arguments in zip(calls, objects, strict=True)
+    ]
+    return {**message, "tool_calls": as_served}
+
+
 def _renders(answer: Message, text: str) -> bool:
-    """Whether a rendered answer contains its text (templates may change its spaces) and the names of its tool calls."""
-    last = answer["content"].split()[-1:]
+    """Whether a rendered answer contains its text and thoughts (templates may change their spaces) and the names of its tool calls."""
+    last = [*answer["content"].split()[-1:], *answer.get("reasoning", "").split()[-1:]]
     return all(word in text for word in (*last, *(call["function"]["name"] for call in answer.get("tool_calls", ()))))
 
 
