@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from math import comb
 
+from trainspan_schemas.intervals import MOST_LEFT_OUT
+
 __all__ = ["pass_at", "pass_at_k"]
 
 
@@ -14,11 +16,12 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
 
 
 def pass_at(tasks: Sequence[Sequence[bool]]) -> dict[int, float]:
-    """pass@1, 2, 4 … up to the smallest number of rollouts of a task, as means over tasks."""
-    least = min((len(rollouts) for rollouts in tasks), default=0)
+    """pass@1, 2, 4 …, each as the mean over the tasks with so many rollouts, as long as hardly a task has fewer (MOST_LEFT_OUT)."""
     estimates: dict[int, float] = {}
     k = 1
-    while k <= least:
-        estimates[k] = sum(pass_at_k(len(rollouts), sum(rollouts), k) for rollouts in tasks) / len(tasks)
+    while (whole := [rollouts for rollouts in tasks if len(rollouts) >= k]) and len(tasks) - len(whole) <= (
+        MOST_LEFT_OUT * len(tasks)
+    ):
+        estimates[k] = sum(pass_at_k(len(rollouts), sum(rollouts), k) for rollouts in whole) / len(whole)
         k *= 2
     return estimates

@@ -7,6 +7,7 @@ tells it.
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -198,10 +199,10 @@ def variables_of(section: str, key: str) -> list[str]:
 
 def _read_toml(path: Path) -> _Toml:
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -305,9 +306,9 @@ def _convert(name: str, value: object, hint: object) -> object:
     elif kind in (int, float) and not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:
             number = float(value) if kind is float else int(str(value))
-        except ValueError:
-            pass
-        else:
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isnan(number):
             return number
     elif kind is str and isinstance(value, str):
         return value

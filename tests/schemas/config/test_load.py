@@ -119,12 +119,19 @@ def test_one_setting_moves_all_ports_but_those_that_are_set(tmp_path: Path) -> N
         ("[model]\ndtype = 'float16'\n", "model.dtype = 'float16': use one of float32, bfloat16"),
         ("[train]\ndtype = 'float32'\n", "unknown key 'dtype' in [train]; it is a setting of [model]"),
         ("[train\n", "trainspan.toml"),
+        (f"[train]\nlearning_rate = 1{'0' * 400}\n", "is not of type float"),
+        (f"[train]\nseed = {'9' * 5000}\n", "Exceeds the limit (4300 digits)"),
+        ("[train]\nlearning_rate = nan\n", "train.learning_rate = nan is not of type float"),
     ],
 )
 def test_a_wrong_file_is_one_error_that_says_what_to_write(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=r".*") as caught:
         load_settings(written(tmp_path, text), {})
     assert message in str(caught.value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert load_settings(written(tmp_path, "\ufeff[train]\nseed = 7\n"), {}).train.seed == 7
 
 
 def test_an_unknown_variable_names_the_nearest_key() -> None:
