@@ -203,13 +203,17 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
     """A round; then new processes, an aborted round (weights and state are restored) and a round; then one process."""
     monkeypatch.setenv("TRAINSPAN_MODEL__ADAPTER", adapter)
     monkeypatch.setenv("TRAINSPAN_MODEL__MICRO_BATCH_TOKENS", "200")
+    monkeypatch.setenv("TRAINSPAN_TRAIN__ROLLOUTS_PER_STEP", "3")
     model = load_model(tied_model_dir).eval()
     events = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        for round_, advantage in enumerate((1.0, 1e6, 1.0, 1.0)):
+        for round_ in range(4):
             calls = sample_rollouts(model, rollouts=9, seed=round_)
-            calls = [dataclasses.replace(call, advantage=call.advantage * advantage) for call in calls]
+            if round_ == 1:  # the loss of its last step is infinite
+                n_calls = len(calls) // 9
+                infinite = [dataclasses.replace(call, advantage=1e39) for call in calls[2 * n_calls : 3 * n_calls]]
+                calls[2 * n_calls : 3 * n_calls] = infinite
             write_dataset(folder / "dataset", calls, round_=round_)
         printed = []
         for rounds, started in (("1", processes), ("2", processes), ("1", 1)):
@@ -218,9 +222,13 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
                     patch.setenv(name, value)
                 printed += train(folder, tied_model_dir, started, "--follow", "--rounds", rounds)
         events[processes] = [event for event in printed if event["event"] == "round"]
+        records = [json.loads(line) for line in (folder / "checkpoints/metrics.jsonl").read_text().splitlines()]
+        assert [(record["steps"], record["error"]) for record in records][1] == (3, "the loss is -inf")
     assert [event["version"] for event in events[2]] == [1, 1, 2, 3]
     for one, two in zip(events[1], events[2], strict=True):
-        assert (one["error"] is None) == (two["error"] is None)
+        assert one["error"] == two["error"]
+        if one["error"] is not None:
+            continue
         for name, noise in (("loss", 1e-7), ("grad_norm", 1e-7), ("entropy", 1e-7), ("logp_diff_mean", 1e-6)):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=noise), name
     for name in ("policy-000002", "optimizer/policy-000002", "policy-000003", "optimizer/policy-000003"):
