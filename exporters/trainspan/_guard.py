@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
-__all__ = ["Args", "Kwargs", "faults", "guarded", "hidden", "logger", "refuse"]
+__all__ = ["Args", "Kwargs", "faults", "guarded", "hidden", "logger", "refuse", "shown"]
 
 Args: TypeAlias = tuple[Any, ...]
 """The arguments by position of a function that is wrapped, as wrapt hands them to the wrapper."""
@@ -33,7 +33,7 @@ def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         except Exception as error:
             faults[step] += 1
             if faults[step] == 1:
-                logger.warning("event=step_failed step=%s error=%r; the agent continues without it", step, error)
+                logger.warning("event=step_failed step=%s error=%s; the agent continues without it", step, shown(error))
                 logger.debug("event=step_failed step=%s", step, exc_info=True)
             return None
 
@@ -45,6 +45,14 @@ def refuse(name: str, what: str) -> None:
     faults[name] += 1
     if faults[name] == 1:
         logger.warning("event=%s; %s", name, what)
+
+
+def shown(value: object) -> str:
+    """Returns the `repr` of an agent's object, or its type if that fails."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 class _Hidden:

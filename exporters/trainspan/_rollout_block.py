@@ -7,6 +7,7 @@ import inspect
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from trainspan._calls.http_clients import wrap_clients
-from trainspan._guard import guarded, refuse
+from trainspan._guard import guarded, refuse, shown
 from trainspan._rollout.ids import SystemIds, draw_from_system, new_id
 from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
@@ -34,6 +35,7 @@ __all__ = [
     "end_hosted",
     "end_open_rollouts",
     "end_rollout_span",
+    "record_error",
     "rollout",
     "start_span",
 ]
@@ -45,10 +47,10 @@ _open: Final["weakref.WeakSet[Scope]"] = weakref.WeakSet()
 
 
 def rollout(
-    task_id: str | None = None,
+    task_id: object = None,
     *,
-    rollout_id: str | None = None,
-    run_id: str | None = None,
+    rollout_id: object = None,
+    run_id: object = None,
     round: int | None = None,
     split: Split = "train",
     attempt: int | None = None,
@@ -57,7 +59,8 @@ def rollout(
 
     It starts a new trace, and its status is `ok`, or `agent_error` if an exception leaves it. If a runner or an outer
     block has already started the rollout, the block joins it and has its id. Without an exporter nothing is sent, but
-    the ids are valid. Raises ValueError for an id, attempt or round that no store can hold.
+    the ids are valid. An id that is not a string, such as a number or a UUID, is taken as its text. Raises ValueError for
+    an id, attempt or round that no store can hold.
 
     Each run of a block with a `rollout_id` of yours is a new attempt of that rollout, of which only the last one is
     trained; `attempt` numbers it instead.
@@ -65,9 +68,14 @@ def rollout(
         with trainspan.rollout(task_id="task-1") as r:
             r.reward(score(solve(task)))
     """
-    wanted = Identity(rollout_id or "", run_id, task_id, attempt or 0, round, split)
+    own_id = _text(rollout_id) or ""
+    wanted = Identity(own_id, _text(run_id), _text(task_id), attempt or 0, round, split)
     wanted.check()
     return Rollout(wanted, is_again=rollout_id is not None and attempt is None)
+
+
+def _text(given: object) -> str | None:
+    return None if given is None else str(given)
 
 
 class Rollout:
@@ -220,6 +228,7 @@ class Rollout:
         self._block = enter(self._scope, self._span)
         _open.add(self._scope)
 
+    @guarded
     def _end(self, status: RolloutStatus, error: BaseException | None) -> None:
         assert self._span is not None
         assert self._scope is not None
@@ -227,7 +236,7 @@ class Rollout:
             return  # a forked child left its parent's block
         if self._joined:
             if error is not None:
-                self._span.set_status(Status(StatusCode.ERROR, repr(error)))
+                self._span.set_status(Status(StatusCode.ERROR, shown(error)))
             self._span.end()
         elif not self._scope.ended:
             end_rollout_span(self._scope, status, error)
@@ -323,12 +332,31 @@ def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException |
     _open.discard(scope)
     scope.status = status
     span = scope.span
-    span.set_attributes(scope.outcome(status))
-    if error is not None:
+    try:
+        span.set_attributes(scope.outcome(status))
+        if error is not None:
+            record_error(span, error)
+        if status != "ok":
+            span.set_status(Status(StatusCode.ERROR, shown(error) if error is not None else status))
+    finally:
+        span.end()
+
+
+@guarded
+def record_error(span: Span, error: BaseException) -> None:
+    """Adds an agent's exception to a span, also one that has no text because its own `__str__` fails."""
+    try:
         span.record_exception(error)
-    if status != "ok":
-        span.set_status(Status(StatusCode.ERROR, repr(error) if error is not None else status))
-    span.end()
+    except Exception:
+        kind = type(error)
+        attributes = {
+            "exception.type": kind.__qualname__
+            if kind.__module__ == "builtins"
+            else f"{kind.__module__}.{kind.__qualname__}",
+            "exception.message": shown(error),
+            "exception.stacktrace": "".join(traceback.format_exception(error)),
+        }
+        span.add_event("exception", attributes)
 
 
 def _link_to_enclosing() -> list[Link]:

@@ -21,9 +21,9 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode
 
-from trainspan._guard import guarded, logger
+from trainspan._guard import guarded, logger, shown
 from trainspan._rollout.scope import Scope, remote_span
-from trainspan._rollout_block import start_span
+from trainspan._rollout_block import record_error, start_span
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.agents.worker import (
     MAX_LINE_BYTES,
@@ -141,20 +141,13 @@ def _encode(outcome: JobOutcome) -> bytes:
         if len(line) <= MAX_OUTCOME_BYTES:
             return line
     error = outcome.error and escaped(outcome.error[:MAX_VALUE_CHARS])
-    value = None if error else escaped(_shown(outcome.value)[:MAX_VALUE_CHARS])
+    value = None if error else escaped(shown(outcome.value)[:MAX_VALUE_CHARS])
     line = encode(dataclasses.replace(outcome, value=value, error=error))
     if len(line) <= MAX_OUTCOME_BYTES:
         return line
     report = dataclasses.replace(outcome.report, rewards=[])
     error = f"the agent gave {len(outcome.report.rewards)} rewards, too many to report; give their sum"
     return encode(dataclasses.replace(outcome, value=None, error=error, report=report))
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
 
 
 async def _in_thread(function: Callable[..., Any], task: JsonObject) -> Any:
@@ -203,7 +196,7 @@ def _end(scope: Scope, error: BaseException | None) -> None:
     scope.status = "ok" if error is None else "agent_error"
     scope.span.set_attribute(keys.ROLLOUT_CALLS, scope.calls)
     if error is not None:
-        scope.span.record_exception(error)
+        record_error(scope.span, error)
         scope.span.set_status(Status(StatusCode.ERROR, _text(error)))
     scope.span.end()
 

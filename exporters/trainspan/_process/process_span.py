@@ -22,7 +22,7 @@ from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import processes_are_rollouts
 from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
-from trainspan._rollout_block import end_open_rollouts, end_rollout_span, start_span
+from trainspan._rollout_block import end_open_rollouts, end_rollout_span, record_error, start_span
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import (
@@ -100,7 +100,7 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
         if scope.boundary == "process":  # others replaced it: with a boundary but without a status it is no rollout
             scope.span.set_attribute(keys.ROLLOUT_BOUNDARY, scope.boundary)
         if error is not None:
-            scope.span.record_exception(error)
+            record_error(scope.span, error)
         scope.span.end()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -79,6 +80,17 @@ def test_the_runner_is_told_of_the_rewards_of_the_whole_rollout_alone() -> None:
         block.reward(1.0)
         block.reward(4.0, "style")
     assert scope.report().rewards == [0.25, 1.0]
+
+
+def test_an_id_that_is_not_a_string_is_its_text() -> None:
+    given = uuid.UUID(int=7)
+    with trainspan.rollout(task_id=0, rollout_id=given, run_id=1.5) as block:
+        assert block.id == str(given)
+        scope = current_scope()
+        assert scope is not None
+        assert (scope.identity.task_id, scope.identity.run_id) == ("0", "1.5")
+    with trainspan.rollout(rollout_id=0) as other:
+        assert other.id == "0"
 
 
 def test_misuse_raises() -> None:

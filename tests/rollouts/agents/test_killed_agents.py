@@ -185,6 +185,22 @@ def test_an_error_that_cannot_say_its_text_is_named_by_its_type() -> None:
     assert _worker._text(_Silent()) == "_Silent"
 
 
+def test_the_span_of_an_agent_whose_error_cannot_say_its_text_is_sent(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    class Silent(Exception):
+        def __str__(self):
+            raise AttributeError
+
+        __repr__ = __str__
+
+    def solve(task):
+        raise Silent
+    """
+    assert run(source, tasks("x"), "agent:solve").status == {"agent_error": 1}
+    agent = recorder.one("trainspan.agent")
+    assert (agent.error, agent.message) == (True, "Silent")
+
+
 def test_a_message_of_a_worker_with_other_fields_or_types_is_none() -> None:
     outcome = {
         "kind": "JobOutcome",
