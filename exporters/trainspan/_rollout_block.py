@@ -89,6 +89,8 @@ class Rollout:
         self._span: Span | None = None
         self._block: Block | None = None
         self._joined = False
+        self._goes_on = False
+        """Whether the block is left for a while only."""
         self._pid = 0
 
     @property
@@ -127,6 +129,9 @@ class Rollout:
     def __enter__(self) -> "Rollout":
         if self._block is not None:
             raise RuntimeError("this rollout block is already entered; call trainspan.rollout(...) for another")
+        if self._goes_on and self._span is not None:
+            self._goes_on, self._block = False, enter(self._entered(), self._span)
+            return self
         self._pid = os.getpid()
         outer = current_scope()
         self._joined = outer is not None and not outer.provisional and not outer.ended
@@ -147,7 +152,8 @@ class Rollout:
             return
         leave(self._block)
         self._block = None
-        self._end(_status_of(error), error)
+        if not self._goes_on:
+            self._end(_status_of(error), error)
 
     async def __aenter__(self) -> "Rollout":
         return self.__enter__()
@@ -158,54 +164,41 @@ class Rollout:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _F) -> _F:
-        """Makes each call of the decorated function a separate rollout."""
-        if inspect.iscoroutinefunction(function):
+        """Makes each call of the decorated function a separate rollout.
 
-            @functools.wraps(function)
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
-                async with Rollout(self._wanted, is_again=self._is_again):
-                    return await function(*args, **kwargs)
+        A coroutine, a generator or a future of asyncio that a plain function returns belongs to it, to its end.
+        """
 
-            return cast("_F", run_async)
-        if inspect.isgeneratorfunction(function):
+        def begin() -> Rollout:
+            return Rollout(self._wanted, is_again=self._is_again)
 
-            @functools.wraps(function)
-            def run_steps(*args: Any, **kwargs: Any) -> Any:
-                with Rollout(self._wanted, is_again=self._is_again):
-                    return (yield from function(*args, **kwargs))
-
-            return cast("_F", run_steps)
-        if inspect.isasyncgenfunction(function):
-
-            @functools.wraps(function)
-            async def run_async_steps(*args: Any, **kwargs: Any) -> Any:
-                async with (
-                    Rollout(self._wanted, is_again=self._is_again),
-                    contextlib.aclosing(function(*args, **kwargs)) as steps,
-                ):
-                    step = steps.asend(None)
-                    while True:
-                        try:
-                            value = await step
-                        except StopAsyncIteration:
-                            return
-                        try:
-                            received = yield value
-                        except (GeneratorExit, asyncio.CancelledError):  # it is closed, or its closing is canceled
-                            raise
-                        except BaseException as error:
-                            step = steps.athrow(error)
-                        else:
-                            step = steps.asend(received)
-
-            return cast("_F", run_async_steps)
+        for is_function, _, around in _KINDS:
+            if is_function(function):
+                return cast("_F", functools.wraps(function)(around(function, begin)))
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with Rollout(self._wanted, is_again=self._is_again):
-                return function(*args, **kwargs)
+            with begin() as block:
+                return block._kept_open(function(*args, **kwargs), function)
 
         return cast("_F", run)
+
+    def _kept_open(self, result: Any, function: Callable[..., Any]) -> Any:
+        """Returns what `function` has returned; if that has only begun, the block goes on in it."""
+        for _, is_begun, around in _KINDS:
+            if is_begun(result):
+                self._goes_on = True
+                return functools.wraps(function)(around(lambda: result, lambda: self))()
+        if asyncio.isfuture(result):
+            self._goes_on = True
+            result.add_done_callback(self._end_with)
+        return result
+
+    def _end_with(self, future: Any) -> None:
+        error = (
+            asyncio.CancelledError() if future.cancelled() else future._exception
+        )  # asked, it would count as handled
+        self._end(_status_of(error), error)
 
     def _entered(self) -> Scope:
         if self._scope is None:
@@ -240,6 +233,51 @@ class Rollout:
             self._span.end()
         elif not self._scope.ended:
             end_rollout_span(self._scope, status, error)
+
+
+def _coroutine_around(function: Callable[..., Any], begin: Callable[[], Rollout]) -> Callable[..., Any]:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        async with begin():
+            return await function(*args, **kwargs)
+
+    return run
+
+
+def _steps_around(function: Callable[..., Any], begin: Callable[[], Rollout]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with begin():
+            return (yield from function(*args, **kwargs))
+
+    return run
+
+
+def _async_steps_around(function: Callable[..., Any], begin: Callable[[], Rollout]) -> Callable[..., Any]:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        async with begin(), contextlib.aclosing(function(*args, **kwargs)) as steps:
+            step = steps.asend(None)
+            while True:
+                try:
+                    value = await step
+                except StopAsyncIteration:
+                    return
+                try:
+                    received = yield value
+                except (GeneratorExit, asyncio.CancelledError):  # it is closed, or its closing is canceled
+                    raise
+                except BaseException as error:
+                    step = steps.athrow(error)
+                else:
+                    step = steps.asend(received)
+
+    return run
+
+
+_KINDS: Final = (
+    (inspect.iscoroutinefunction, inspect.iscoroutine, _coroutine_around),
+    (inspect.isgeneratorfunction, inspect.isgenerator, _steps_around),
+    (inspect.isasyncgenfunction, inspect.isasyncgen, _async_steps_around),
+)
+"""Whether a function is of a kind whose calls only begin it, whether an object is such a call, and what puts it into a block."""
 
 
 class _Attempts:

@@ -1,9 +1,17 @@
 """How a block ends: with errors that cannot be shown, and with what a decorated function leaves for later."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import trainspan
+from tests.exporters.rollout.test_suspended_blocks import ask
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan._rollout.scope import Scope, current_scope
 from trainspan_schemas.telemetry import keys
 
 
@@ -51,3 +59,76 @@ def test_an_error_that_cannot_be_shown_ends_its_rollout_and_is_the_one_that_the_
     assert "raise error" in exception["exception.stacktrace"]
     assert [span.message for span in recorder.named("trainspan.block")] == ["NoText('x')", "<NoRepr>"]
     assert "exception" in [name for name, _ in rollouts[None].events], "of the process, which other rollouts replaced"
+
+
+def test_what_a_plain_function_returns_for_later_belongs_to_its_rollout(fresh: None) -> None:
+    asked: list[str | None] = []
+
+    async def work(answer: int) -> int:
+        asked.append(ask())
+        await asyncio.sleep(0)
+        asked.append(ask())
+        return answer
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("gone")
+
+    def steps() -> Iterator[str | None]:
+        asked.append((yield ask()))
+        asked.append(ask())
+
+    async def async_steps() -> AsyncIterator[str | None]:
+        asked.append(ask())
+        yield ask()
+
+    scopes: dict[str, Scope] = {}
+
+    def decorated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @trainspan.rollout(task_id=name)
+        def begin(*arguments: Any) -> Any:
+            scope = current_scope()
+            assert scope is not None
+            assert ask() == name
+            scopes[name] = scope
+            return function(*arguments)
+
+        return begin
+
+    async def main() -> None:
+        waiting = decorated("coroutine", work)(3)
+        assert ask() is None
+        assert scopes["coroutine"].status is None
+        assert await waiting == 3
+        task = decorated("task", lambda: asyncio.create_task(work(4)))()
+        assert ask() is None
+        assert await task == 4
+        await asyncio.sleep(0)
+        with pytest.raises(KeyError):
+            await decorated("failing", fail)()
+        task = decorated("failing task", lambda: asyncio.create_task(fail()))()
+        with pytest.raises(KeyError):
+            await task
+        task = decorated("cancelled task", lambda: asyncio.create_task(fail()))()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert [step async for step in decorated("async steps", async_steps)()] == ["async steps"]
+
+    asyncio.run(main())
+    generator = decorated("steps", steps)()
+    assert next(generator) == "steps"
+    assert ask() is None
+    with pytest.raises(StopIteration):
+        generator.send("sent")
+    assert asked == ["coroutine"] * 2 + ["task"] * 2 + ["async steps", "sent", "steps"]
+    assert {name: scope.status for name, scope in scopes.items()} == {
+        "coroutine": "ok",
+        "task": "ok",
+        "failing": "agent_error",
+        "failing task": "agent_error",
+        "cancelled task": "cancelled",
+        "async steps": "ok",
+        "steps": "ok",
+    }
