@@ -7,6 +7,7 @@ OpenTelemetry's context and the last call alone: the program's own context varia
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from types import ModuleType
 from typing import Any, Final
 
 import wrapt
@@ -17,18 +18,27 @@ from trainspan._guard import Args, Kwargs, guarded, hidden
 from trainspan._rollout.last_call import note, noted, noting
 from trainspan._rollout.suspension import separate_flow, switch_carried
 
-__all__ = ["watch_threads"]
+__all__ = ["METHODS_OF_POOLS", "watch_threads", "with_function"]
+
+METHODS_OF_POOLS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
+"""Of `multiprocessing.pool.Pool`: those that submit, also for its other methods."""
 
 _CONTEXT: Final = "_trainspan_context"
 """Attribute of a thread between its start and its first step."""
 
 
 def watch_threads() -> None:
-    """Wraps `threading.Thread`, with its subclasses, and `concurrent.futures.ThreadPoolExecutor`."""
+    """Wraps `threading.Thread`, with its subclasses, `concurrent.futures.ThreadPoolExecutor` and `multiprocessing.pool.ThreadPool`."""
     wrapt.wrap_function_wrapper(threading.Thread, "start", _start)
     # The first frame of a thread, below those that its traceback shows; `run` is overridden by subclasses.
     wrapt.wrap_function_wrapper(threading.Thread, "_bootstrap", _bootstrap)
     wrapt.wrap_function_wrapper(futures.ThreadPoolExecutor, "submit", _submit)
+    wrapt.register_post_import_hook(guarded(_wrap_thread_pool), "multiprocessing.pool")
+
+
+def _wrap_thread_pool(module: ModuleType) -> None:
+    for name in METHODS_OF_POOLS:
+        wrapt.wrap_function_wrapper(module.ThreadPool, name, _submit)
 
 
 def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
@@ -44,9 +54,20 @@ def _bootstrap(wrapped: Callable[..., Any], thread: threading.Thread, args: Args
 
 
 def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: Args, kwargs: Kwargs) -> Any:
-    submitted = _in_context(args[0]) if args else None
+    args, kwargs = with_function(_in_context, args, kwargs)
     with hidden:
-        return wrapped(submitted, *args[1:], **kwargs) if submitted else wrapped(*args, **kwargs)
+        return wrapped(*args, **kwargs)
+
+
+def with_function(
+    change: Callable[[Callable[..., Any]], Callable[..., Any] | None], args: Args, kwargs: Kwargs
+) -> tuple[Args, Kwargs]:
+    """Returns a pool's arguments with their function, the first one or `func`, changed; as they are if that is None."""
+    function = args[0] if args else kwargs.get("func")
+    changed = change(function) if callable(function) else None
+    if changed is None:
+        return args, kwargs
+    return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "func": changed})
 
 
 @guarded

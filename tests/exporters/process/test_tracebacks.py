@@ -11,7 +11,7 @@ from trainspan_schemas.telemetry import keys
 
 NOWHERE = "http://127.0.0.1:9/v1/chat/completions"
 IN_THREADS = """
-    import asyncio, threading, traceback
+    import asyncio, multiprocessing.pool, threading, traceback
     from concurrent.futures import ThreadPoolExecutor
 
     def fail(text):
@@ -39,6 +39,13 @@ IN_THREADS = """
         pool.submit(fail, "no pool")
     except RuntimeError:
         traceback.print_exc()
+    pool = multiprocessing.pool.ThreadPool(1)
+    for work in (lambda: pool.apply(fail, ["a pool"]), lambda: pool.map(fail, "xy"), lambda: list(pool.imap(fail, "x", 0))):
+        try:
+            work()
+        except ValueError:
+            traceback.print_exc()
+    pool.terminate()
     asyncio.run(asyncio.to_thread(fail, "asyncio"))
 """
 IN_CLIENTS = f"""
