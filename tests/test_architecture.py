@@ -105,7 +105,7 @@ FLOORS = {
     "exporters": (
         "_hook",
         "_process _pytest _jobs",
-        "_worker",
+        "_child_processes _worker",
         "_rollout_block",
         "_calls",
         "_environment _rollout",

@@ -6,9 +6,9 @@ with trainspan.rollout(task_id="task-1") as r:
 
 Internals: `_environment` and `_hook` run before the agent, `_rollout_block` and `_rollout/` track the current rollout,
 `_calls/` handles requests to the policy server, `_process/` sends all spans before a process ends, and `_worker` runs
-functions for a runner. `_pytest` makes each test a rollout, `_jobs` each job of a Celery or RQ worker. `_instrumentors`
-quiets other instrumentors, `_releases` handles the releases of OpenTelemetry, `_guard` contains our own failures, and
-`_switch` turns everything off.
+functions for a runner. `_child_processes` hands rollouts to other processes. `_pytest` makes each test a rollout, `_jobs`
+each job of a Celery or RQ worker. `_instrumentors` quiets other instrumentors, `_releases` handles the releases of
+OpenTelemetry, `_guard` contains our own failures, and `_switch` turns everything off.
 """
 
 from typing import TYPE_CHECKING, Any

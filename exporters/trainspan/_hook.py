@@ -13,7 +13,7 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
 
-from trainspan import _instrumentors, _jobs, _pytest
+from trainspan import _child_processes, _instrumentors, _jobs, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
 from trainspan._process import (
@@ -54,6 +54,7 @@ def install() -> None:
         own_backend.feed_own_backend,
         _begin_process,
         threads.watch_threads,
+        _child_processes.watch_children,
         boundary.watch_servers,
         _pytest.watch_pytest,
         _jobs.watch_workers,

@@ -7,40 +7,25 @@ process.
 
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from opentelemetry import context, trace
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trainspan._calls.client_capture import report_unread
-from trainspan._guard import guarded, refuse
+from trainspan._child_processes import PROCESS_SPAN_NAME, export, from_environment
+from trainspan._guard import guarded
 from trainspan._rollout.boundary import processes_are_rollouts
 from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
 from trainspan._rollout_block import end_open_rollouts, end_rollout_span, record_error, start_span
-from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.identity import (
-    ENV_BAGGAGE,
-    ENV_EXEC_CALLS,
-    ENV_REPORT,
-    ENV_TRACEPARENT,
-    ENV_TRACESTATE,
-    Identity,
-    TraceParent,
-    parse_baggage,
-    strip_identity,
-)
+from trainspan_schemas.telemetry.identity import ENV_EXEC_CALLS, ENV_REPORT, Identity
 from trainspan_schemas.telemetry.status import RolloutStatus
 
-__all__ = ["PROCESS_SPAN_NAME", "begin", "begin_forked", "end", "replaced", "resume"]
-
-PROCESS_SPAN_NAME: Final = "trainspan.process"
+__all__ = ["begin", "begin_forked", "end", "replaced", "resume"]
 
 
 class _Ending:
@@ -49,7 +34,7 @@ class _Ending:
 
 def begin(environ: MutableMapping[str, str]) -> None:
     """Attaches the environment's context to the main thread, starts the process span, and exports both to children."""
-    base, identity, provisional = _from_environment(environ)
+    base, identity, provisional = from_environment(environ)
     replaced_calls = environ.pop(ENV_EXEC_CALLS, "")
     if identity is None and not processes_are_rollouts():
         context.attach(base)
@@ -64,7 +49,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
         scope = _own_rollout(base)
     set_process_scope(scope)
     context.attach(scope.enter(base))
-    _export(scope, environ)
+    export(scope, environ)
 
 
 def begin_forked() -> None:
@@ -79,7 +64,7 @@ def begin_forked() -> None:
     scope = Scope(outer.identity, "runner", span, provisional=outer.provisional)
     set_process_scope(scope)
     context.attach(scope.enter(base))
-    _export(scope, os.environ)
+    export(scope, os.environ)
 
 
 def end(status: RolloutStatus, error: BaseException | None = None) -> None:
@@ -133,40 +118,6 @@ def _own_rollout(base: Context) -> Scope:
     identity = Identity(rollout_id)
     span.set_attributes(identity.attributes())
     return Scope(identity, "process", span)
-
-
-def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | None, bool]:
-    """Returns the context from the parent process, the identity in it, and whether that identity is provisional.
-
-    Identity is not added to the context's baggage.
-    """
-    carrier = {
-        "traceparent": environ.get(ENV_TRACEPARENT, ""),
-        "tracestate": environ.get(ENV_TRACESTATE, ""),
-        "baggage": strip_identity(environ.get(ENV_BAGGAGE, "")),
-    }
-    base = TraceContextTextMapPropagator().extract(carrier, Context())
-    base = W3CBaggagePropagator().extract(carrier, base)
-    members = parse_baggage(environ.get(ENV_BAGGAGE, ""))
-    try:
-        identity = Identity.from_attributes(members)
-    except InvalidRecordError as error:
-        refuse("malformed_identity", f"{ENV_BAGGAGE} of the environment is not used: {error}")
-        identity = None
-    return base, identity, members.get(keys.ROLLOUT_BOUNDARY) == "process"
-
-
-def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:
-    """Sets this process's span as the parent of child processes, and passes on the rollout's identity."""
-    span_context = scope.span.get_span_context()
-    environ[ENV_TRACEPARENT] = str(
-        TraceParent(f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}", span_context.trace_flags.sampled)
-    )
-    if span_context.trace_state:
-        environ[ENV_TRACESTATE] = span_context.trace_state.to_header()
-    foreign = strip_identity(environ.get(ENV_BAGGAGE, ""))
-    ours = scope.identity.to_baggage() + (f",{keys.ROLLOUT_BOUNDARY}=process" if scope.provisional else "")
-    environ[ENV_BAGGAGE] = f"{foreign},{ours}" if foreign else ours
 
 
 @guarded

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
+from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
 
 ASK = """
-    import json, multiprocessing, os, sys, threading, urllib.request
+    import contextlib, json, multiprocessing, os, sys, threading, urllib.request
     import trainspan
 
     def ask(text):
@@ -48,3 +51,102 @@ def test_tasks_of_a_thread_pool_of_multiprocessing_belong_to_the_block_that_subm
     asked = tasks_asked(policy)
     assert len(asked) == 24
     assert asked == {text: text[0] for text in asked}
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.ci)])
+def test_tasks_of_a_process_pool_belong_to_the_block_that_submits_them(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], method: str
+) -> None:
+    """The pools start their processes in the first block."""
+    source = f"""{ASK}
+    from concurrent.futures import ProcessPoolExecutor
+
+    def fail(text):
+        ask(text)
+        raise KeyError(text)
+
+    if __name__ == "__main__":
+        of = multiprocessing.get_context("{method}")
+        pool = executor = None
+        for task in ("A", "B", ""):
+            with trainspan.rollout(task_id=task) if task else contextlib.nullcontext():
+                pool = pool or of.Pool(1)
+                executor = executor or ProcessPoolExecutor(1, mp_context=of)
+                pool.map(ask, [f"{{task}} map"])
+                pool.apply(ask, [f"{{task}} apply"])
+                pool.starmap(ask_both, [(f"{{task}} one", f"{{task}} two")])
+                list(pool.imap(ask, [f"{{task}} imap"]))
+                list(pool.imap_unordered(ask, [f"{{task}} unordered"], 2))
+                assert list(executor.map(ask, [f"{{task}} executor"])) == [f"{{task}} executor"]
+                error = executor.submit(fail, f"{{task}} failed").exception()
+                assert isinstance(error, KeyError)
+                assert "_child_processes" not in str(error.__cause__), error.__cause__
+        executor.shutdown()
+        pool.close()
+        pool.join()
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    asked = tasks_asked(policy)
+    assert len(asked) == 3 * 8
+    assert asked == {text: text[0].strip() or None for text in asked}
+    rollouts = {span.attributes.get(keys.TASK_ID): span for span in recorder.named(keys.ROLLOUT_SPAN_NAME)}
+    parts = recorder.named("trainspan.process")
+    for task in ("A", "B", None):
+        own = [span for span in parts if span.attributes.get(keys.TASK_ID) == task]
+        assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in own) == 8
+        assert {span.attributes[keys.ROLLOUT_ID] for span in own} == {rollouts[task].attributes[keys.ROLLOUT_ID]}
+        assert {span.trace_id for span in own} == {rollouts[task].trace_id}
+
+
+def test_programs_and_children_that_begin_in_a_block_belong_to_it(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    source = f"""{ASK}
+    import asyncio, subprocess
+
+    def program(text):
+        return [sys.executable, __file__, text]
+
+    async def from_asyncio(text):
+        await (await asyncio.create_subprocess_exec(*program(text))).wait()
+
+    if __name__ == "__main__":
+        if len(sys.argv) > 1:
+            ask(sys.argv[1])
+            sys.exit()
+        subprocess.run(program("- before"), check=True)
+        before = dict(os.environ)
+        with trainspan.rollout(task_id="A"):
+            subprocess.run(program("A inherits"), check=True)
+            given = {{**os.environ, "MORE": "1"}}
+            subprocess.run(program("A is given"), env=given, check=True)
+            assert given == {{**os.environ, "MORE": "1"}}
+            own = {{"TRACEPARENT": f"00-{{'a' * 32}}-{{'b' * 16}}-01", "BAGGAGE": "trainspan.rollout.id=r,trainspan.task.id=own"}}
+            subprocess.run(program("own"), env={{**os.environ, **own}}, check=True)
+            asyncio.run(from_asyncio("A asyncio"))
+            for method in ("fork", "spawn", "forkserver"):
+                child = multiprocessing.get_context(method).Process(target=ask, args=(f"A {{method}}",))
+                child.start()
+                child.join()
+                assert child.exitcode == 0
+            try:
+                subprocess.run(["no-such-program"])
+            except FileNotFoundError as error:
+                assert "trainspan" not in str(error.__traceback__.tb_next.tb_frame.f_code)
+        assert dict(os.environ) == before
+        subprocess.run(program("- after"), check=True)
+    """
+    ran = run(write(tmp_path, source), wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    assert tasks_asked(policy) == {
+        "- before": None,
+        "- after": None,
+        "own": "own",
+        **dict.fromkeys(
+            ("A inherits", "A is given", "A asyncio", "A fork", "A spawn", "A forkserver"),
+            "A",
+        ),
+    }
+    of_block = [span for span in recorder.named("trainspan.process") if span.attributes.get(keys.TASK_ID) == "A"]
+    assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in of_block) == 6
