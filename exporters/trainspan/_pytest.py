@@ -13,6 +13,7 @@ from opentelemetry import context
 from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.boundary import tests_are_rollouts
 from trainspan._rollout.scope import Scope
+from trainspan._rollout.suspension import enter_test
 from trainspan._rollout_block import begin_hosted, end_hosted
 
 __all__ = ["watch_pytest"]
@@ -32,7 +33,7 @@ def _wrap(module: ModuleType) -> None:
         scope = _begin(args[0] if args else kwargs["item"])
         if scope is None:
             return wrapped(*args, **kwargs)
-        token = context.attach(scope.enter())
+        token = enter_test(scope)
         try:
             reports = wrapped(*args, **kwargs)
         finally:

@@ -19,7 +19,7 @@ from trainspan._calls.agent_name import calling_agent
 from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import is_outside_of_requests
 from trainspan._rollout.last_call import came_back
-from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout.scope import Scope, current_scope, process_scope
 from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan_schemas.telemetry.identity import TraceParent, strip_identity
 from trainspan_schemas.telemetry.keys import API_KEY_PREFIX, HEADER_CALL, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
@@ -144,6 +144,12 @@ def _scope_of_call() -> Scope | None:
     if has_outlived_its_rollout():
         refuse("joined_block_outlived", "a block joined a rollout that has ended, so its calls belong to no rollout")
         return None
+    if scope is not None and scope.ended and scope is not process_scope():
+        refuse(
+            "call_after_rollout",
+            "a thread or task goes on after the rollout in which it began, and its calls still belong to that rollout; if they "
+            "are for others, begin it outside of rollouts, with a trainspan.rollout() around each piece of work that it does",
+        )
     if (scope is None or scope.provisional) and is_between_steps():
         refuse(
             "call_between_steps",

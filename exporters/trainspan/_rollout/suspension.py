@@ -38,6 +38,7 @@ __all__ = [
     "Block",
     "came_at_a_yield",
     "enter",
+    "enter_test",
     "has_outlived_its_rollout",
     "is_between_steps",
     "leave",
@@ -83,6 +84,10 @@ class _Watched:
     leaked: Final[set["weakref.ref[Block]"]] = set()
     """Ended blocks that may still be in somebody's context."""
     loops: Final["weakref.WeakSet[Any]"] = weakref.WeakSet()
+    tests: Final["weakref.WeakSet[Scope]"] = weakref.WeakSet()
+    """Rollouts of tests, which run one after another."""
+    test: Scope | None = None
+    """The latest one."""
     runtime: Any = None
     """OpenTelemetry's own holder of the current context, once it is watched."""
 
@@ -98,6 +103,14 @@ def enter(scope: Scope, span: Span) -> Block:
         _Watched.frames.setdefault(id(block.frame), []).append(block)
         _watch()
     return block
+
+
+def enter_test(test: Scope) -> Token[Context]:
+    """Makes a test's rollout current, also where that of an ended test is, as in a task that runs all tests."""
+    _Watched.tests.add(test)
+    _Watched.test = test
+    _watch()
+    return context.attach(test.enter())
 
 
 def leave(block: Block) -> None:
@@ -324,8 +337,15 @@ def _right(raw: Context) -> Context:
     return ctx
 
 
+def _in_latest_test(ctx: Context) -> Context:
+    scope, test = scope_in(ctx), _Watched.test
+    if test is None or scope is None or scope is test or scope not in _Watched.tests or not scope.ended:
+        return ctx
+    return test.enter(ctx)
+
+
 class _SwitchingContext:
-    """OpenTelemetry's runtime context, asked through `_right` while there are blocks to watch."""
+    """OpenTelemetry's runtime context, asked through `_right` while there are blocks or tests to watch."""
 
     def attach(self, ctx: Context) -> Any:
         return _Watched.runtime.attach(ctx)
@@ -335,7 +355,7 @@ class _SwitchingContext:
 
     def get_current(self) -> Context:
         raw: Context = _Watched.runtime.get_current()
-        if not _Watched.frames and not _Watched.leaked:
+        if not _Watched.frames and not _Watched.leaked and _Watched.test is None:
             return raw
         ctx = _switched(raw)
         return raw if ctx is None else ctx
@@ -343,7 +363,7 @@ class _SwitchingContext:
 
 @guarded
 def _switched(raw: Context) -> Context:
-    ctx = _right(raw)
+    ctx = _in_latest_test(_right(raw))
     if ctx is not raw:
         _Watched.runtime.attach(ctx)
     return ctx

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents.openai_server import OpenAIServer
-from tests.support.agents.programs import WITHOUT_OPENAI, run, write
+from tests.support.agents.programs import WITHOUT_OPENAI, execute, run, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
 
@@ -150,3 +150,105 @@ def test_programs_and_children_that_begin_in_a_block_belong_to_it(
     }
     of_block = [span for span in recorder.named("trainspan.process") if span.attributes.get(keys.TASK_ID) == "A"]
     assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in of_block) == 6
+
+
+QUEUES = f"""{ASK}
+    import asyncio, contextlib, queue
+
+    separately = len(sys.argv) > 1
+    jobs = queue.Queue()
+
+    def block(text):
+        return trainspan.rollout(task_id=f"{{text[0]}} itself") if separately else contextlib.nullcontext()
+
+    def work():
+        while text := jobs.get():
+            with block(text):
+                ask(text)
+            jobs.task_done()
+
+    async def work_async(jobs):
+        while True:
+            text, done = await jobs.get()
+            with block(text):
+                await asyncio.to_thread(ask, text)
+            done.set_result(None)
+
+    async def main():
+        jobs, worker = asyncio.Queue(), None
+        for task in "CD":
+            async with trainspan.rollout(task_id=task):
+                worker = worker or asyncio.create_task(work_async(jobs))
+                done = asyncio.get_running_loop().create_future()
+                jobs.put_nowait((f"{{task}} asked", done))
+                await done
+
+    for task in "AB":
+        with trainspan.rollout(task_id=task):
+            if task == "A":
+                threading.Thread(target=work, daemon=True).start()
+            jobs.put(f"{{task}} asked")
+            jobs.join()
+    asyncio.run(main())
+"""
+
+
+def test_calls_of_a_thread_or_task_after_the_rollout_in_which_it_began_are_named_once(
+    tmp_path: Path, policy: OpenAIServer, wired: dict[str, str]
+) -> None:
+    ran = run(write(tmp_path, QUEUES), wired | WITHOUT_OPENAI)
+    assert ran.code == 0
+    (line,) = ran.stderr.splitlines()
+    assert "event=call_after_rollout; a thread or task goes on after the rollout in which it began" in line
+    assert tasks_asked(policy) == {"A asked": "A", "B asked": "A", "C asked": "C", "D asked": "C"}
+
+
+def test_a_block_in_a_thread_that_has_outlasted_its_rollout_is_a_rollout_of_its_own(
+    tmp_path: Path, policy: OpenAIServer, wired: dict[str, str]
+) -> None:
+    write(tmp_path, QUEUES)
+    ran = execute(["opentelemetry-instrument", "python", "agent.py", "separately"], tmp_path, wired | WITHOUT_OPENAI)
+    assert (ran.code, ran.stderr) == (0, "")
+    assert tasks_asked(policy) == {"A asked": "A", "B asked": "B itself", "C asked": "C", "D asked": "D itself"}
+
+
+def test_calls_and_rewards_of_a_test_are_its_own_though_one_task_runs_all_tests(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    """The task, which begins in the first test, runs those of a fixture of the whole session."""
+    source = f"""{ASK}
+    import asyncio, pytest
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture(scope="session")
+    def anyio_backend():
+        return "asyncio"
+
+    @pytest.fixture(scope="session")
+    async def base():
+        yield
+
+    @pytest.mark.parametrize("text", ["one", "two", "three"])
+    async def test_asks(base, text):
+        ask(f"[{{text}}]")
+        await asyncio.gather(asyncio.to_thread(ask, f"[{{text}}] in a thread"))
+        trainspan.reward(1.0)
+        assert text != "two"
+    """
+    write(tmp_path, source, "test_agent.py")
+    command = ["opentelemetry-instrument", "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ran = execute(command, tmp_path, wired | WITHOUT_OPENAI | {"TRAINSPAN_BOUNDARY": "test"})
+    assert (ran.code, ran.stderr) == (1, "")
+    assert "1 failed, 2 passed" in ran.stdout
+    asked = tasks_asked(policy)
+    assert len(asked) == 6
+    for text, task in asked.items():
+        assert task == f"test_agent.py::test_asks{text.removesuffix(' in a thread')}"
+    rollouts = {span.attributes[keys.TASK_ID]: span for span in recorder.named(keys.ROLLOUT_SPAN_NAME)}
+    assert {
+        (span.attributes[keys.ROLLOUT_CALLS], len(span.events)) for span in rollouts.values() if not span.error
+    } == {(2, 1)}
+    assert [task for task, span in rollouts.items() if span.error] == ["test_agent.py::test_asks[two]"]
+    traces = {request.baggage[keys.TASK_ID]: request.traceparent.trace_id for request in policy.requests}
+    assert traces == {task: span.trace_id for task, span in rollouts.items()}
