@@ -34,8 +34,10 @@ DEFAULTS: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317",
     "OTEL_BSP_SCHEDULE_DELAY": "200",  # ms
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64",
+    "OTEL_BSP_MAX_QUEUE_SIZE": "8192",  # a program that ends thousands of spans at once overflows the SDK's 2048
     "OTEL_BLRP_SCHEDULE_DELAY": "200",  # ms
     "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE": "64",
+    "OTEL_BLRP_MAX_QUEUE_SIZE": "8192",
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "10000",  # the SDK's 128 cut long conversations
 }
 

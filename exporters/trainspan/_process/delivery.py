@@ -55,9 +55,16 @@ _SENDING_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
 )
 _PROCESSORS: Final = {
-    "opentelemetry.sdk.trace.export": "BatchSpanProcessor",
-    "opentelemetry.sdk._logs._internal.export": "BatchLogRecordProcessor",
+    "opentelemetry.sdk.trace.export": ("BatchSpanProcessor", collectors.SPANS),
+    "opentelemetry.sdk._logs._internal.export": ("BatchLogRecordProcessor", collectors.RECORDS),
 }
+_TAKING: Final = ("on_end", "on_emit", "emit")
+"""Methods of a processor that put an item into its queue: the last one up to 1.34, for log records."""
+_QUEUES: Final = ("_queue", "queue")
+_BATCHES: Final = ("_max_export_batch_size", "max_export_batch_size")
+"""Attributes of a processor: the second ones up to 1.33, for spans."""
+_DROPPED: Final = " dropped from a full queue"
+"""Behind what was lost without an export."""
 _EXPORTER_NAMES: Final = ("_exporter", "span_exporter")
 """Attributes of a processor: the second one up to 1.33, for spans."""
 _THREAD_PREFIX: Final = "OtelBatch"
@@ -91,6 +98,8 @@ class _Losses:
         self.held: list[threading.Lock] = []
         self.fork_wait_s = FORK_WAIT_S
         self.lost: Counter[str] = Counter()
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        """What and HOST:PORT → how many items never left the queue. Without the lock: a span may end at any moment."""
         self.endpoints: set[str] = set()
         self.first_failure_s: float | None = None
         self.failing: set[str] = set()
@@ -144,8 +153,8 @@ def watch_exporters() -> None:
     for name in _SENDING_MODULES:
         getLogger(name).addFilter(_is_no_noise)
         wrapt.register_post_import_hook(guarded(_bound_retries), name)
-    for module, name in _PROCESSORS.items():
-        wrapt.register_post_import_hook(guarded(_flush_watcher(name)), module)
+    for module, (name, what) in _PROCESSORS.items():
+        wrapt.register_post_import_hook(guarded(_processor_watcher(name, what)), module)
 
 
 def _bound_retries(module: ModuleType) -> None:
@@ -196,8 +205,8 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     return watch
 
 
-def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
-    """During an outage, what the agent flushes stays in the queue, without a wait.
+def _processor_watcher(name: str, what: str) -> Callable[[ModuleType], None]:
+    """What a full queue drops is counted. During an outage, what the agent flushes stays in the queue, without a wait.
 
     What the agent shuts down is flushed and goes on: its rollout ends later, and its process does at the very end.
     """
@@ -217,12 +226,40 @@ def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
         finally:
             _losses.n_shutdowns -= 1
 
+    def take(wrapped: Callable[..., Any], processor: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args:
+            _make_room(processor, what, args[0])
+        return wrapped(*args, **kwargs)
+
     def watch(module: ModuleType) -> None:
+        taking = next(method for method in _TAKING if hasattr(getattr(module, name), method))
+        wrapt.wrap_function_wrapper(getattr(module, name), taking, take)
         wrapt.wrap_function_wrapper(getattr(module, name), "force_flush", force_flush)
         wrapt.wrap_function_wrapper(getattr(module, name), "shutdown", shutdown)
 
     watch.__name__ = f"watch_{name}"
     return watch
+
+
+@guarded
+def _make_room(processor: Any, what: str, item: Any) -> None:
+    """Takes the oldest item out of a full queue for the collector, as the queue itself would, and counts it.
+
+    The exporting thread may be about to take a batch, so of a queue that hardly holds more than one, the item is only counted.
+    """
+    inner = getattr(processor, "_batch_processor", processor)
+    queue = next((found for name in _QUEUES if (found := getattr(inner, name, None)) is not None), None)
+    if queue is None or len(queue) != queue.maxlen:
+        return
+    exporter = _exporter(processor)
+    is_queued = what != collectors.SPANS or item.context.trace_flags.sampled
+    if not is_queued or not hasattr(exporter, "_endpoint") or not _sends_to_collector(exporter):
+        return
+    n_batch = next(found for name in _BATCHES if (found := getattr(inner, name, None)) is not None)
+    oldest = queue.pop() if queue.maxlen >= 2 * n_batch else queue[-1]
+    address = _host_and_port(str(exporter._endpoint))
+    if collectors.belonging(address, what, [oldest]):
+        _losses.dropped[what + _DROPPED, address] += 1
 
 
 @guarded
@@ -367,6 +404,10 @@ def report_loss(*, at_end: bool = True) -> None:
     """Logs one line, once, if anything was lost; a child leaves that to the program's first process."""
     of_children = outage.take_lost() if at_end else None
     with _losses.lock:
+        while _losses.dropped:
+            (what, address), count = _losses.dropped.popitem()
+            _losses.lost[what] += count
+            _losses.endpoints.add(address)
         if of_children:
             _losses.lost += of_children[0]
             _losses.endpoints |= of_children[1]
@@ -385,6 +426,8 @@ def report_loss(*, at_end: bool = True) -> None:
 
 
 def _advice() -> str:
+    if all(what.endswith(_DROPPED) for what in _losses.lost):
+        return "which ended more at once than can be sent: raise OTEL_BSP_MAX_QUEUE_SIZE, for log records OTEL_BLRP_MAX_QUEUE_SIZE"
     if not _losses.endpoints <= _losses.answers.keys():
         return "start `trainspan collector` there"
     codes = sorted({_losses.answers[address] for address in _losses.endpoints})

@@ -59,6 +59,26 @@ def test_without_a_collector_the_agent_ends_as_usual_within_three_seconds_and_re
             assert min(tries) <= base_s + 3.0
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_what_a_full_queue_drops_is_counted_in_the_same_line(tmp_path: Path, is_up: bool) -> None:
+    source = """
+    from opentelemetry import trace
+    for number in range(20_000):
+        trace.get_tracer("agent").start_span("work").end()
+    """
+    with OtlpRecorder() as recorder:
+        endpoint = recorder.endpoint if is_up else "http://127.0.0.1:9"
+        extra = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_MAX_QUEUE_SIZE": "200"}
+        ran = run(write(tmp_path, source), {**WITHOUT_OPENAI, **extra})
+    (line,) = ran.stderr.splitlines()
+    (lost,) = re.findall(r"lost='(.*?)'", line)
+    counts = {what: int(count) for count, what in (part.split(" ", 1) for part in lost.split(" and "))}
+    assert counts["spans dropped from a full queue"] > 1000
+    assert counts.keys() <= {"spans dropped from a full queue", *(() if is_up else ("spans",))}
+    assert sum(counts.values()) + len(recorder.spans) == 20_001
+    assert ("raise OTEL_BSP_MAX_QUEUE_SIZE" if is_up else "start `trainspan collector` there") in line
+
+
 MANY_PROCESSES = """
     import multiprocessing, os, subprocess, sys, time
     from opentelemetry import trace
