@@ -174,7 +174,7 @@ def _items(
     kinds: dict[int, list[QueueItem]] = defaultdict(list)
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rollouts:
-        key = (row["rollout_id"], row["attempt"] or 0)
+        key = _key(row)
         if row["task_id"] is not None and BranchOrigin.of_task(row["task_id"]) is None:
             groups[row["run_id"], row["round"], row["task_id"]].append(row)
         if key in labeled:
@@ -186,10 +186,17 @@ def _items(
     for rank in sorted(kinds):
         yield from kinds[rank]
     for rows in groups.values():
-        pair = [(row["rollout_id"], row["attempt"] or 0) for row in sorted(rows, key=lambda row: row["rollout_id"])]
-        rewards = {row["reward"] for row in rows if row["reward"] is not None}
-        if len(rows) > 1 and len(rewards) == 1 and not compared & set(pair) and not labeled & set(pair):
-            yield _item(pair[:2], rows[0], "equal rewards", f"all {len(rows)} have {next(iter(rewards)):g}", ())
+        rewarded = sorted((row for row in rows if row["reward"] is not None), key=lambda row: row["rollout_id"])
+        whole = {_key(row) for row in rows}
+        is_equal = len(rewarded) > 1 and len({row["reward"] for row in rewarded}) == 1
+        if is_equal and not compared & whole and not labeled & whole:
+            first = rewarded[0]
+            detail = f"all {len(rewarded)} have {first['reward']:g}"
+            yield _item([_key(row) for row in rewarded[:2]], first, "equal rewards", detail, ())
+
+
+def _key(row: Row) -> RolloutKey:
+    return row["rollout_id"], row["attempt"] or 0
 
 
 def _doubt(row: Row, scores: Sequence[Row], *, is_unit: bool) -> tuple[int, str, str] | None:
