@@ -225,3 +225,19 @@ def test_rollouts_without_a_run_or_round_are_counted_before_they_are_compared(
     assert re.search(rf"The \d+ rollouts {where} have \d[\d,]* spans, more than the 200 of a page", text)
     assert sum(read_rows) < 100
     assert isinstance(load_group(sources, Params("/p", path, {})), LargeGroup)
+
+
+def test_a_change_that_compares_with_the_whole_round_is_held_to_the_size_of_a_round(
+    bench: Bench, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(*(chain(bench.rollout(name, task=name[0]), 2).reward(float("b" in name)) for name in ("1a", "1b", "2a")))
+    monkeypatch.setattr(limits, "_MOST_OF_ROUND", 8)  # the three rollouts have three spans each
+    rollout = {"rollout": f"{bench.run_id}-1a"}
+    why = "The 3 rollouts of its round have 9 spans, more than the 8 of a page"
+    for baseline, error in (("dr_grpo", None), ("global", why)):
+        address = Params("/p", rollout, {"dataset": ["none"], "baseline": [baseline]})
+        group = load_group(sources, address)
+        assert isinstance(group, GroupModel)
+        for what_if in (group.what_if, load_rollout(sources, address).what_if):
+            assert what_if is not None
+            assert (what_if.error, what_if.group is None) == (error, error is not None)

@@ -1,7 +1,7 @@
 """From an address to a question for `trainspan explain`: which rollout, seen by which dataset, with which changed settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -72,6 +72,11 @@ class ExplainRequest:
     def settings(self) -> DatasetSettings:
         """The settings without the changes."""
         return Question((), "", self.question.settings, dataset=self.question.dataset).chosen
+
+    @property
+    def changed(self) -> DatasetSettings:
+        """The settings with the changes."""
+        return replace(self.settings, **self.changes)
 
 
 def ask(

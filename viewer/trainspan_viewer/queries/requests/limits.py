@@ -75,6 +75,7 @@ def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
         request.question.rollout,
         request.question.attempt,
         request.question.settings,
+        tuple(sorted(request.changes.items())),
     )
     return _checked.get((*key, request.location.path if request.location else None), find_obstacle, is_live=True)
 
@@ -118,7 +119,7 @@ def check_together(request: ExplainRequest, rollout: Identity) -> None:
         return
     if rollout.task_id is not None:
         _check(_sizes(request, same, _TOGETHER, task_id=rollout.task_id), _MOST_COMPARED, "of its task")
-    if not stands_alone(request.question.chosen, rollout):
+    if not all(stands_alone(settings, rollout) for settings in (request.settings, request.changed)):
         _check(_sizes(request, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -119,13 +120,18 @@ def _checked(request: ExplainRequest, make: Callable[[], _Made]) -> _Made:
     return make()
 
 
+def _as_it_is(request: ExplainRequest, make: Callable[[], _Made]) -> _Made:
+    """The same of what the changes of the address do not affect."""
+    return _checked(replace(request, changes={}), make)
+
+
 def account_of(request: ExplainRequest) -> RolloutAccount:
     """The rollout, without the text of its single tokens. Raises NotDerivedError."""
     question = request.question
     with _known():
         return _rollouts.get(
             _key(request),
-            lambda: _checked(request, lambda: explain_rollout(question, _CLOCK, pieces=False)),
+            lambda: _as_it_is(request, lambda: explain_rollout(question, _CLOCK, pieces=False)),
             is_live=request.location is None,
         )
 
@@ -136,7 +142,7 @@ def group_of(request: ExplainRequest, *, start: int) -> GroupAccount:
     with _known():
         return _groups.get(
             (*_key(request), start),
-            lambda: _checked(request, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
+            lambda: _as_it_is(request, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
             is_live=request.location is None,
         )
 

@@ -1,6 +1,6 @@
 """What another credit would have given: `trainspan dataset`'s own code run on the same rollouts with changed settings."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,6 +9,7 @@ from trainspan_processing.explain.explain import GroupAccount
 from trainspan_schemas.config.setting_docs import setting_docs
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS, ExplainRequest, Knob
+from trainspan_viewer.queries.requests.limits import NotDerivedError
 from trainspan_viewer.queries.rollout.explained import MEMBERS, changed_group_of
 
 __all__ = ["CallChange", "KnobState", "WhatIf", "what_if"]
@@ -73,22 +74,21 @@ class WhatIf:
 def what_if(request: ExplainRequest, rollout: tuple[str, int] | None = None, start: int = 0) -> WhatIf:
     """What the changes of the address do to the members of the group from number `start`, or to those beside `rollout`.
 
-    Settings that make no sense together are an error in the result.
+    Settings that make no sense together, or compare with more than a page reads, are an error in the result.
     """
-    settings, changes = request.settings, request.changes
-    changed = replace(settings, **changes)
+    settings, changed = request.settings, request.changed
     notes = _notes()
     knobs = [
         KnobState(knob, getattr(settings, knob.name), getattr(changed, knob.name), notes[knob.name])
         for knob in CREDIT_SETTINGS
     ]
-    if not changes:
+    if not request.changes:
         return WhatIf(knobs, [], None)
     try:
         before, group = changed_group_of(request, start=start)
         if rollout is not None and (page := before.keys.index(rollout) // MEMBERS):
             before, group = changed_group_of(request, start=page * MEMBERS)
-    except (UsageError, DatasetError) as error:
+    except (UsageError, DatasetError, NotDerivedError) as error:
         return WhatIf(knobs, [], None, str(error))
     return WhatIf(knobs, _changes(before, group), group)
 
