@@ -73,7 +73,8 @@ def render_queue(model: QueueModel) -> Page:
     """What is worth labeling."""
     looked = f"{count(model.looked_at)} rollouts were looked at"
     if model.is_cut:
-        looked += ", the newest ones" if not model.params.text("run") else ", of more"
+        is_chosen = model.params.text("run").strip() or model.params.text("round").strip()
+        looked += ", of more" if is_chosen else ", the newest ones"
     about = f"{looked}; {count(model.labeled)} of them are labeled, {count(model.pairs)} of their pairs are compared."
     rows = [_queue_row(item) for item in model.items]
     body: list[Child] = [

@@ -128,23 +128,32 @@ def _queue(sources: Sources, params: Params) -> _Queue:
 def _rollouts(store: StoreReader, params: Params) -> tuple[list[Row], bool]:
     """The rollouts that are looked at, the newest first, the last attempt of each."""
     run_id, round_ = params.text("run").strip(), params.text("round").strip()
+    n_stores = len(store.stores)
     if run_id or round_:
         chosen: dict[str, object] = {"run_id": run_id} if run_id else {}
         chosen |= {"round": params.integer("round", 0)} if round_ else {}
-        found = store.read("rollouts", _ROLLOUTS, _MOST, trusted=True, **chosen)
-        is_cut = found.is_cut
+        is_cut = False
     else:
-        columns = ("rollout_id", "rollout_status", "untrusted")
-        ended = store.read("newest", columns, _NEWEST_ROWS, rows=_NEWEST_ROWS)
-        ids = list(dict.fromkeys(row[0] for row in ended.rows if row[0] and row[1] and not row[2]))
-        is_cut = len(ended.rows) >= _NEWEST_ROWS or len(ids) > _MOST
+        columns = ("rollout_id", "rollout_status", "untrusted", "end_ns")
+        spans = store.read("newest", columns, _NEWEST_ROWS * n_stores, rows=_NEWEST_ROWS)
+        ended = [row for row in spans.records() if row["rollout_id"] and row["rollout_status"] and not row["untrusted"]]
+        ended.sort(key=_end)
+        ids = list(dict.fromkeys(row["rollout_id"] for row in ended))
+        is_cut = len(spans.rows) >= _NEWEST_ROWS or len(ids) > _MOST
         if not ids:
             return [], is_cut
-        found = store.read("rollouts", _ROLLOUTS, _MOST, trusted=True, rollout_ids=ids[:_MOST])
+        chosen = {"rollout_ids": ids[:_MOST]}
+    found = store.read("rollouts", _ROLLOUTS, _MOST * n_stores, trusted=True, **chosen)
     last: dict[str, Row] = {}
     for row in sorted(found.records(), key=lambda row: row["attempt"] or 0):
         last[row["rollout_id"]] = row
-    return sorted(last.values(), key=lambda row: (-(row["end_ns"] or 0), row["rollout_id"])), is_cut
+    newest_first = sorted(last.values(), key=lambda row: (_end(row), row["rollout_id"]))
+    return newest_first[:_MOST], is_cut or found.is_cut or len(newest_first) > _MOST
+
+
+def _end(row: Row) -> int:
+    """Sorts the newest row first."""
+    return -int(row["end_ns"] or 0)
 
 
 def _scores(store: StoreReader, rollouts: Sequence[Row]) -> tuple[Mapping[RolloutKey, list[Row]], bool]:
@@ -154,7 +163,7 @@ def _scores(store: StoreReader, rollouts: Sequence[Row]) -> tuple[Mapping[Rollou
     ids = [row["rollout_id"] for row in rollouts]
     last = {row["rollout_id"]: row["attempt"] or 0 for row in rollouts}
     scores: dict[RolloutKey, list[Row]] = defaultdict(list)
-    found = store.read("evaluations", _EVALUATIONS, 10 * _MOST, rollout_ids=ids)
+    found = store.read("evaluations", _EVALUATIONS, 10 * _MOST * len(store.stores), rollout_ids=ids)
     for row in found.records():
         is_score = row["score"] is not None and row["source"] != keys.LABEL and row["name"] not in keys.MEASUREMENTS
         if is_score and not row["untrusted"]:
