@@ -166,6 +166,8 @@ def test_the_queue_has_what_is_worth_labeling_and_leads_on(labels: World, tmp_pa
             page = viewer.get(f"/labels?run={LABEL_RUN}&round=0").text
             assert "2 of them are labeled" in page
             assert "no verdict" not in page
+            (start,) = re.findall(r'<a href="([^"]+)"[^>]*>label the first one', page)
+            assert unescape(start) == f"/labels/next?run={LABEL_RUN}&round=0"
             first = viewer.get("/labels/next")
             assert (first.status, "label-unsure" in first.headers["location"]) == (303, True)
             pair = viewer.get("/labels/next?after=label-unsure:0").headers["location"]
@@ -174,6 +176,23 @@ def test_the_queue_has_what_is_worth_labeling_and_leads_on(labels: World, tmp_pa
             assert viewer.get("/labels/next?after=label-unsure:0").headers["location"] == "/labels"
     finally:
         running.stop()
+
+
+def test_the_next_item_is_of_the_same_run_and_after_the_one_that_was_skipped_or_labeled(
+    labeler: Viewer, labels: World
+) -> None:
+    run, names = "walked-run", [f"label-walked-{number}" for number in range(4)]
+    tasks = (TestRollout(name, task=name, run=run, begins=-float(at)) for at, name in enumerate(names))
+    labels.bench.send(*(chain(rollout, 1).reward(0.5) for rollout in tasks))
+    path, seen = f"/labels?run={run}", []
+    for number in range(5):
+        link = re.findall(r'href="(/labels/next[^"]+)"', labeler.get(path).text)[0]
+        path = labeler.get(unescape(link)).headers["location"].partition("#")[0]
+        seen.append(path)
+        if number in (1, 2):  # the first one is skipped
+            path = give(labeler, path, "good").headers["location"].partition("#")[0]
+    assert [address.partition("?")[0] for address in seen] == [*(f"/rollouts/{name}" for name in names), "/labels"]
+    assert path == f"/labels?run={run}"
 
 
 def test_another_origins_page_and_a_readers_token_give_no_label(labeler: Viewer, labels: World) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from trainspan_schemas.store.labels import MOST_REASON_BYTES, MOST_WHO_BYTES, Label
 from trainspan_viewer.html.document import Page
@@ -12,7 +12,7 @@ from trainspan_viewer.html.formats import count, cut, moment, number, short_id
 from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.labels.pair import PairModel, PairSide
-from trainspan_viewer.queries.labels.queue import QueueItem, QueueModel, pair_address
+from trainspan_viewer.queries.labels.queue import QueueItem, QueueModel, item_address, next_link, pair_address, queue_of
 from trainspan_viewer.queries.labels.subject import RolloutKey, Subject
 
 __all__ = ["Desk", "labels_part", "refused_label", "render_pair", "render_queue"]
@@ -32,6 +32,8 @@ class Desk:
     """Who labels if the person does not say otherwise."""
     obstacle: str | None
     """Why no label can be given now."""
+    queue: Mapping[str, str]
+    """The queue that led to the page (queue_of)."""
 
 
 def labels_part(
@@ -64,8 +66,7 @@ def labels_part(
         buttons = [_button("good", "good (g)", "g"), _button("bad", "bad (b)", "b")]
         if newest and not newest.is_withdrawn:
             buttons.append(_button("withdrawn", "take back (u)", "u"))
-        after = f"/labels/next?{urlencode({'after': f'{rollout_id}:{attempt}'})}"
-        parts.append(_form(fields, buttons, desk, after))
+        parts.append(_form(fields, buttons, desk, next_link(desk.queue, [(rollout_id, attempt)])))
     return element("section", *parts, id="labels", class_="labels", aria_label="labels")
 
 
@@ -76,14 +77,18 @@ def render_queue(model: QueueModel) -> Page:
         is_chosen = model.params.text("run").strip() or model.params.text("round").strip()
         looked += ", of more" if is_chosen else ", the newest ones"
     about = f"{looked}; {count(model.labeled)} of them are labeled, {count(model.pairs)} of their pairs are compared."
-    rows = [_queue_row(item) for item in model.items]
+    rows = [
+        _queue_row(item, item_address(item, model.params, place))
+        for place, item in enumerate(model.items, model.part.start)
+    ]
+    first = next_link(queue_of(model.params))
     body: list[Child] = [
         element("p", f"Labels cannot be given now: {model.obstacle}.", class_="warn", role="status")
         if model.obstacle
         else None,
         filter_form("/labels", {name: model.params.text(name) for name in ("run", "round")}),
         element("p", about, class_="note"),
-        element("p", link("/labels/next", "label the first one (n)", data_key="n"), class_="pages") if rows else None,
+        element("p", link(first, "label the first one (n)", data_key="n"), class_="pages") if rows else None,
         table(
             ["task", "why", "figures", "reward", "what the judge said"],
             rows,
@@ -118,8 +123,7 @@ def render_pair(model: PairModel, desk: Desk) -> Page:
         ]
         if model.label and not model.label.is_withdrawn:
             buttons.append(_button("withdrawn", "take back (u)", "u"))
-        after = urlencode([("after", f"{rollout_id}:{attempt}") for rollout_id, attempt in (left.key, right.key)])
-        parts.append(_form(fields, buttons, desk, f"/labels/next?{after}"))
+        parts.append(_form(fields, buttons, desk, next_link(desk.queue, [left.key, right.key])))
     body: list[Child] = [
         element("section", *parts, id="labels", class_="labels", aria_label="labels"),
         element("p", "answer of the task: ", isolated(cut(model.answer)), class_="note") if model.answer else None,
@@ -262,10 +266,10 @@ def _named(key: RolloutKey) -> str:
     return quote(f"{key[0]}:{key[1]}", safe="")  # invisible characters would be shown as signs
 
 
-def _queue_row(item: QueueItem) -> list[Child]:
+def _queue_row(item: QueueItem, address: str) -> list[Child]:
     name = isolated(cut(item.task_id or item.rollouts[0][0]))
     said = isolated(cut(item.explanation)) if item.explanation else "–"
-    return [link(item.address, name), item.why, isolated(item.detail), number(item.reward), said]
+    return [link(address, name), item.why, isolated(item.detail), number(item.reward), said]
 
 
 def _side(name: str, side: PairSide) -> Element:

@@ -23,7 +23,7 @@ from trainspan_viewer.html.document import Page, served, static_file
 from trainspan_viewer.html.elements import element, link
 from trainspan_viewer.pages.labels import Desk, labels_part, render_pair, render_queue
 from trainspan_viewer.queries.labels.pair import load_pair
-from trainspan_viewer.queries.labels.queue import load_queue, next_address
+from trainspan_viewer.queries.labels.queue import load_queue, next_address, queue_of
 from trainspan_viewer.queries.labels.sending import LabelSender, give_label
 from trainspan_viewer.queries.labels.stored import labels_on, stored_labels
 from trainspan_viewer.queries.labels.subject import Subject
@@ -111,6 +111,7 @@ class _Desks:
             params.link(),
             _user(),
             self.sender.obstacle(),
+            queue_of(params),
         )
 
 

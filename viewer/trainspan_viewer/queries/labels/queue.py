@@ -4,21 +4,32 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_schemas.store.labels import Label, newest
 from trainspan_schemas.telemetry import keys
+from trainspan_viewer.queries.addresses import rollout_address
 from trainspan_viewer.queries.labels.stored import stored_labels
 from trainspan_viewer.queries.labels.subject import RolloutKey
 from trainspan_viewer.queries.params import Params, Part
-from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import Row, StoreReader
 
-__all__ = ["QueueItem", "QueueModel", "load_queue", "next_address", "pair_address"]
+__all__ = [
+    "QueueItem",
+    "QueueModel",
+    "item_address",
+    "load_queue",
+    "next_address",
+    "next_link",
+    "pair_address",
+    "queue_of",
+]
 
 _PAGE: Final = 50
+_CHOICE: Final = ("run", "round")
+_PLACE: Final = "place"
+"""Parameter of an item's address: its number in the queue."""
 _MOST: Final = 2_000
 """Rollouts that are looked at: the newest, or those of the run and round that were chosen."""
 _NEWEST_ROWS: Final = 10_000
@@ -43,14 +54,6 @@ class QueueItem:
     explanation: str | None
     """The judge's reason."""
 
-    @property
-    def address(self) -> str:
-        """The page on which it is labeled."""
-        if len(self.rollouts) == 2:
-            return pair_address(self.rollouts[0], self.rollouts[1])
-        ((rollout_id, attempt),) = self.rollouts
-        return f"{Links(None).elsewhere(rollout_id, attempt)}#labels"
-
 
 @dataclass(frozen=True, slots=True)
 class QueueModel:
@@ -71,9 +74,32 @@ class QueueModel:
     params: Params
 
 
-def pair_address(left: RolloutKey, right: RolloutKey) -> str:
+def pair_address(left: RolloutKey, right: RolloutKey, /, **more: str | float | None) -> str:
     """The page that shows two rollouts without their rewards."""
-    return f"/labels/pair?{urlencode([('a', f'{left[0]}:{left[1]}'), ('b', f'{right[0]}:{right[1]}')])}"
+    sides = {"a": [f"{left[0]}:{left[1]}"], "b": [f"{right[0]}:{right[1]}"]}
+    return Params("/labels/pair", {}, sides).link(**more)
+
+
+def queue_of(params: Params) -> Mapping[str, str]:
+    """What a page's address says of the queue that led to it: the run, the round, and the item's place."""
+    return {name: text for name in (*_CHOICE, _PLACE) if (text := params.text(name).strip())}
+
+
+def item_address(item: QueueItem, params: Params, place: int) -> str:
+    """The page on which the item is labeled, from this place in the queue of an address."""
+    which: dict[str, str | float | None] = {**queue_of(params), _PLACE: place}
+    if len(item.rollouts) == 2:
+        left, right = item.rollouts
+        return pair_address(left, right, **which)
+    ((rollout_id, attempt),) = item.rollouts
+    return f"{rollout_address(rollout_id, attempt=attempt, **which)}#labels"
+
+
+def next_link(which: Mapping[str, str], after: Sequence[RolloutKey] = ()) -> str:
+    """Leads on to the item after these rollouts in the queue that queue_of gave; without any, to the first one."""
+    said = {name: [text] for name, text in which.items()}
+    names = [f"{rollout_id}:{attempt}" for rollout_id, attempt in after]
+    return Params("/labels/next", {}, {**said, "after": names}).link()
 
 
 def load_queue(sources: Sources, params: Params, obstacle: str | None) -> QueueModel:
@@ -96,14 +122,15 @@ def load_queue(sources: Sources, params: Params, obstacle: str | None) -> QueueM
 def next_address(sources: Sources, params: Params) -> str:
     """The page of the first item after `after`, `ID:ATTEMPT` of a rollout; the queue if there is none.
 
-    An item that was labeled meanwhile is in the queue no more, so the first one that is not `after` follows.
+    An item that was labeled meanwhile is in the queue no more: the one that is now at its place follows.
     """
-    after = set(params.all("after"))
+    after, place = set(params.all("after")), params.integer(_PLACE, 0)
     items = _queue(sources, params).items
     names = [{f"{rollout_id}:{attempt}" for rollout_id, attempt in item.rollouts} for item in items]
-    place = next((number for number, name in enumerate(names) if name == after), None)
-    rest = items if place is None else items[place + 1 :]
-    return rest[0].address if rest else "/labels"
+    following = next((number + 1 for number, name in enumerate(names) if name == after), place)
+    if following < len(items):
+        return item_address(items[following], params, following)
+    return Params("/labels", {}, {name: [params.text(name)] for name in _CHOICE}).link()
 
 
 @dataclass(frozen=True, slots=True)
