@@ -126,3 +126,20 @@ def test_a_gate_goes_on_only_with_what_it_was_begun_with(settings: GateSettings)
     Path(settings.rollouts.target[0].partition(":")[0]).write_text("def solve(task): return 1\n")
     with pytest.raises(UsageError, match="cannot resume run g: its code_sha256 is"):
         gate_run._open_folder(again)
+
+
+@pytest.mark.parametrize("module", ["gated_agent", "gated.agent"])
+def test_a_changed_module_of_the_agents_function_is_not_resumed(
+    settings: GateSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    file = tmp_path / f"{module.replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise RuntimeError('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    rollouts = replace(settings.rollouts, target=(f"{module}:solve",))
+    gate_run._open_folder(replace(settings, rollouts=rollouts))
+    again = replace(settings, rollouts=replace(rollouts, resume=True))
+    gate_run._open_folder(again)
+    file.write_text("def solve(task): return 1\n")
+    with pytest.raises(UsageError, match="cannot resume run g: its code_sha256 is"):
+        gate_run._open_folder(again)

@@ -18,6 +18,7 @@ from trainspan_rollouts.ledger.paths import ledger_file, run_folder
 from trainspan_rollouts.records import Shard
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_rollouts.task_stream import STDIN
+from trainspan_schemas.agents.functions import find_source, is_function_name
 from trainspan_schemas.command_events import Progress, RunResult
 from trainspan_schemas.errors import PolicyServerError, UsageError
 from trainspan_schemas.files.durable import sha256_of
@@ -171,8 +172,9 @@ def _seed(run_id: str) -> int:
 
 
 def _code_of(target: Sequence[str]) -> dict[str, str]:
-    """File that the target names → its digest."""
-    files = {part: Path(part.rpartition(":")[0] or part) for part in target}
+    """Part of the target → the digest of its file: of a function's module, or of a file that a command names."""
+    modules = {part: find_source(part) if is_function_name(part) else None for part in target}
+    files = {part: module or Path(part.rpartition(":")[0] or part) for part, module in modules.items()}
     return {part: sha256_of(file) for part, file in files.items() if file.is_file()}
 
 

@@ -9,12 +9,21 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
-__all__ = ["code_digest", "is_function_file", "is_function_name", "load_function", "number_of", "read_functions"]
+__all__ = [
+    "code_digest",
+    "find_source",
+    "is_function_file",
+    "is_function_name",
+    "load_function",
+    "number_of",
+    "read_functions",
+]
 
 _READERS: dict[str, Callable[[Path], Callable[..., Any]]] = {}
 """Suffix of a file → what makes a function of it."""
@@ -80,6 +89,23 @@ def code_digest(name: str) -> str:
     if len(digests) > 1:
         return hashlib.sha256("".join(digests).encode()).hexdigest()
     return digests[0] if digests else "unknown"
+
+
+def find_source(name: str) -> Path | None:
+    """The file of the module that the name of a function names, found without importing anything; None if there is none."""
+    location = name.rpartition(":")[0]
+    if location.endswith(".py"):
+        return Path(location)
+    _put_first(Path.cwd())
+    first, *rest = location.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):  # relative, or `__main__`
+        return None
+    for part in rest:
+        within = spec.submodule_search_locations if spec else None
+        spec = None if within is None else PathFinder.find_spec(part, within)
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def number_of(value: Any, giver: str) -> float:

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainspan_schemas.agents.functions import code_digest, is_function_name, load_function, number_of
+from trainspan_schemas.agents.functions import code_digest, find_source, is_function_name, load_function, number_of
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
 
@@ -99,6 +99,19 @@ def test_a_module_that_raises_is_one_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ProcessError, match=r"^importing raising.py:f failed: ZeroDivisionError: division by zero$"):
         load_function("raising.py:f")
+
+
+def test_the_file_of_a_function_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("sought.py", "sought_in/__init__.py", "sought_in/deep/agent.py")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise RuntimeError('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    names = ["sought:f", "sought_in:f", "sought_in.deep.agent:f"]
+    assert [find_source(name) for name in names] == files
+    assert find_source("sought.py:f") == Path("sought.py")
+    others = ["nowhere:f", "sought.deep:f", "sought_in.no.agent:f", "sys:exit", ".x:f", "__main__:f"]
+    assert [find_source(name) for name in others] == [None] * len(others)
 
 
 def test_a_number_is_anything_that_is_one_and_finite() -> None:
