@@ -130,7 +130,7 @@ def _lines(result: GateResult) -> list[str]:
         found.append(f"all tasks: {', '.join(p)}")
     if result.detectable is not None:
         found.append(
-            f"a fall of {result.detectable:.3f} is found in about 4 of 5 gates with as many tasks of this spread"
+            f"about 4 of 5 gates like this find a mean fall of {result.detectable:.3f}, if it is of rollouts that get the least reward"
         )
     return found
 

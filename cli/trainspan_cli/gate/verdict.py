@@ -1,12 +1,12 @@
 """What the outcomes under both servers mean: verdict, reason and figures."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from trainspan_cli.gate.gate_run import SIDES, GateRun, side_run
+from trainspan_cli.gate.power import detectable_fall
 from trainspan_loop.trials.evidence import Evidence
 from trainspan_loop.trials.sequential import could_be_worse
 from trainspan_schemas.artifacts.gate_result import GateResult, GateSide, GateVerdict, TaskDecline, Tripwire
@@ -15,7 +15,6 @@ from trainspan_schemas.intervals import MOST_LEFT_OUT, RewardEstimate, t_interva
 __all__ = ["gate_result"]
 
 _DECLINES: Final = 10
-_POWER: Final = 0.8
 
 
 def gate_result(run: GateRun, tripwires: Sequence[Tripwire]) -> GateResult:
@@ -36,7 +35,7 @@ def gate_result(run: GateRun, tripwires: Sequence[Tripwire]) -> GateResult:
         candidate=_side(settings.urls[1], run.outcomes[1]),
         difference=statistics.fmean(differences) if differences else None,
         interval=t_interval(differences) if len(set(differences)) > 1 else None,
-        detectable=_detectable(differences, settings.level),
+        detectable=None if test.reward is None else detectable_fall(*run.outcomes, test.reward_level),
         evidence=test.evidence,
         decisive=test.decisive,
         p_reward=None if test.reward is None else test.reward.p,
@@ -111,15 +110,6 @@ def _falls(baseline: Evidence, candidate: Evidence) -> dict[str, float]:
         for task, rewards in baseline.rewards.items()
         if task in candidate.rewards
     }
-
-
-def _detectable(differences: Sequence[float], level: float) -> float | None:
-    """The fall found in four of five cases at half of the level: (z of that + z of the power) standard errors."""
-    if len(differences) < 2:
-        return None
-    normal = statistics.NormalDist()
-    factor = normal.inv_cdf(1 - level / 2) + normal.inv_cdf(_POWER)
-    return factor * statistics.stdev(differences) / math.sqrt(len(differences)) or None
 
 
 def _declines(run: GateRun, falls: dict[str, float]) -> tuple[TaskDecline, ...]:

@@ -49,12 +49,17 @@ class SequentialTest:
         return 1 / (_ANYTIME_SHARE * self.level)
 
     @property
+    def reward_level(self) -> float:
+        """The level of the permutation test of rewards, once all tasks are used."""
+        return (_REWARD_SHARE if self.finished else 1.0) * (1 - _ANYTIME_SHARE) * self.level
+
+    @property
     def is_worse(self) -> bool:
         if self.evidence >= self.decisive:
             return True
-        left, share = (1 - _ANYTIME_SHARE) * self.level, _REWARD_SHARE if self.finished else 1.0
-        by_reward = self.reward is not None and self.reward.p <= share * left
-        return by_reward or (self.finished is not None and self.finished.p <= (1 - _REWARD_SHARE) * left)
+        by_reward = self.reward is not None and self.reward.p <= self.reward_level
+        finished_level = (1 - _REWARD_SHARE) * (1 - _ANYTIME_SHARE) * self.level
+        return by_reward or (self.finished is not None and self.finished.p <= finished_level)
 
 
 class Martingale:

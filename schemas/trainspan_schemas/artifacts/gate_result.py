@@ -82,7 +82,8 @@ class GateResult:
     interval: tuple[float, float] | None
     """Its 95 % interval, as if the number of tasks had been fixed."""
     detectable: float | None
-    """A fall of the mean that as many tasks with the same spread show in four of five cases, by the normal approximation."""
+    """A fall of the mean that four of five gates on as many tasks find, if it is of rollouts that get the least reward: by the normal
+    approximation. None before all tasks are used, or if no fall is found so often."""
     evidence: float
     """That the candidate is worse: greatest value of the martingale over the tasks."""
     decisive: float

@@ -34,7 +34,7 @@ def test_the_page_has_the_verdict_first_and_warns_of_tripwires() -> None:
         "- mean difference over tasks: -0.020 [-0.130, +0.090]",
         "- evidence of a decline: 1.2; 33.3 decides at level 0.05",
         "- all tasks: reward p = 0.4",
-        "- a fall of 0.151 is found in about 4 of 5 gates with as many tasks of this spread",
+        "- about 4 of 5 gates like this find a mean fall of 0.151, if it is of rollouts that get the least reward",
         "| answer tokens per rollout | 20 | 65.5 | differs beyond noise (p = 0.002) |",
         "| `a\\|b` | 1.000 | 0.000 |",
     ):
