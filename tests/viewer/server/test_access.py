@@ -55,6 +55,12 @@ def test_the_cookie_opens_the_pages_of_this_start_and_nothing_else(viewer: Viewe
         assert other.get("/", authorized=False, cookie=f"{name}={value}").status == 401
 
 
+def test_a_link_with_the_key_keeps_what_else_it_asks(viewer: Viewer) -> None:
+    answer = viewer.get(f"/compare?run=a&run=b%20c&key={viewer.key}&text=", authorized=False)
+    assert (answer.status, answer.headers["location"]) == (303, "/compare?run=a&run=b+c&text=")
+    assert viewer.get(f"/?key={viewer.key}", authorized=False).headers["location"] == "/"
+
+
 def test_a_ticket_opens_the_pages_once() -> None:
     guard = Guard(frozenset(), (), 1)
     ticket = guard.ticket()

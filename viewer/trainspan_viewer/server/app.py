@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -281,9 +281,8 @@ class _Guarded:
         if refused := guard.refusal(request.method, headers):
             return Response(refused.message + "\n", refused.status, media_type="text/plain")
         if (key := request.query_params.get("key")) is not None and guard.opens(key):
-            url = URL(request.scope["path"]).include_query_params(
-                **{name: value for name, value in request.query_params.items() if name != "key"}
-            )
+            others = [(name, value) for name, value in request.query_params.multi_items() if name != "key"]
+            url = URL(request.scope["path"]).replace(query=urlencode(others))
             return RedirectResponse(str(url), 303, {"set-cookie": guard.set_cookie, "cache-control": "no-store"})
         # Not `request.url`, which is made from the Host header: routes see the scope's path.
         if request.scope["path"].startswith("/static/") or guard.admits(headers):
