@@ -13,7 +13,7 @@ from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 def reward(
     *,
     value: Annotated[float, typer.Option(help="The score, a finite number.")],
-    rollout: Annotated[str | None, typer.Option(help="Id of the rewarded rollout.")] = None,
+    rollout: Annotated[str | None, typer.Option(help="Whole id of the rewarded rollout.")] = None,
     response: Annotated[
         str | None, typer.Option(help="Or the id of a response (chatcmpl-…), to reward that one call.")
     ] = None,
@@ -33,7 +33,7 @@ def reward(
 ) -> None:
     """Reward a rollout, or one response of a call, after the fact; the next dataset uses it.
 
-    Example: trainspan reward --rollout 0b8e4c7a --value 1 --name reward
+    Example: trainspan reward --rollout 0b8e4c7af2d94e0b8a6d1c35e97f4b20 --value 1 --name reward
     """
     import math
     import os

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ def _reward(*arguments: str, home: Path | None = None) -> subprocess.CompletedPr
         check=False,
         env={**os.environ, "TRAINSPAN_HOME": str(home)} if home else None,
     )
+
+
+def test_the_help_shows_a_whole_id() -> None:
+    said = _reward("--help").stdout
+    assert re.search(r"trainspan reward --rollout [0-9a-f]{32} ", said), said
+    assert "Whole id of the rewarded rollout" in said
 
 
 def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench: Bench) -> None:
