@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +17,7 @@ from trainspan_loop.trials.comparison import compare
 from trainspan_loop.trials.evidence import Evidence
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.judges.judge import Judge, Result
+from trainspan_rollouts.ledger.recorded import recorded_rollouts
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.artifacts.gate_result import Tripwire
 from trainspan_schemas.errors import UsageError, pip_install
@@ -103,7 +104,8 @@ def tripwires(run: GateRun, stores: Sequence[str], check: "CheckJudge | None" = 
             if stored_calls(stores, name, last.round, counted) is None:
                 unknown = "no collector of the store runs here"
                 break
-            found.append(stored_figures(stores, name, figures))
+            # The store may hold rollouts of a chunk that was repeated, too.
+            found.append(stored_figures(stores, name, recorded_rollouts(name, "val"), figures))
         except Exception as error:  # noqa: BLE001 - they warn, and must not cost the verdict
             unknown = f"the store cannot be read: {error}"
             break
@@ -114,8 +116,10 @@ def tripwires(run: GateRun, stores: Sequence[str], check: "CheckJudge | None" = 
     ]
 
 
-def stored_figures(stores: Sequence[str], run_id: str, figures: "Mapping[str, _Figure] | None" = None) -> Figures:
-    """The figures of a run's stored rollouts, of each the last attempt. Raises StoreError."""
+def stored_figures(
+    stores: Sequence[str], run_id: str, rollout_ids: Container[str], figures: "Mapping[str, _Figure] | None" = None
+) -> Figures:
+    """The figures of these stored rollouts of a run, of each the last attempt. Raises StoreError."""
     from trainspan_processing.dataset.ledger import NOTHING_USED
     from trainspan_processing.read.source import Selection, Source
     from trainspan_processing.traces.rollout_reader import stored_rollouts
@@ -125,7 +129,8 @@ def stored_figures(stores: Sequence[str], run_id: str, figures: "Mapping[str, _F
     with Source(stores) as source:
         traces = index_traces(source, Selection(run_id), NOTHING_USED, now_ns=time.time_ns(), settle_s=0.0).heard()
         for (rollout_id, attempt), rollout in stored_rollouts(source, traces, traces.rollouts):
-            if rollout_id not in last or attempt > last[rollout_id].attempt:
+            is_last = rollout_id not in last or attempt > last[rollout_id].attempt
+            if is_last and rollout_id in rollout_ids:
                 last[rollout_id] = rollout
     collected = _Collected()
     has_tools = any(rollout.tools for rollout in last.values())

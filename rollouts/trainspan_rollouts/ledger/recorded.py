@@ -9,7 +9,15 @@ from trainspan_rollouts.ledger.paths import ledger_files, round_of
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["RecordedAgent", "recorded_agent", "recorded_rewards", "statuses", "task_outcomes", "waiting_rounds"]
+__all__ = [
+    "RecordedAgent",
+    "recorded_agent",
+    "recorded_rewards",
+    "recorded_rollouts",
+    "statuses",
+    "task_outcomes",
+    "waiting_rounds",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,12 @@ def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
         if waiting:
             rounds.add(round_of(file))
     return sorted(rounds)
+
+
+def recorded_rollouts(run_id: str, split: Split | None) -> set[str]:
+    """Returns the ids of the rollouts of a run and split that have begun."""
+    files = ledger_files(run_id, None, split)
+    return {line.rollout_id for file in files for line in lines_of(file) if isinstance(line, Begin)}
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
