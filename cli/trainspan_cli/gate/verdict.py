@@ -34,7 +34,7 @@ def gate_result(run: GateRun, tripwires: Sequence[Tripwire]) -> GateResult:
         baseline=_side(settings.urls[0], run.outcomes[0]),
         candidate=_side(settings.urls[1], run.outcomes[1]),
         difference=statistics.fmean(differences) if differences else None,
-        interval=t_interval(differences) if len(set(differences)) > 1 else None,
+        interval=t_interval(differences),
         detectable=None if test.reward is None else detectable_fall(*run.outcomes, test.reward_level),
         evidence=test.evidence,
         decisive=test.decisive,

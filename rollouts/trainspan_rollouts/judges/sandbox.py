@@ -107,6 +107,7 @@ def _differing_from(schema: Any, value: Any) -> str | None:
     """Why the value does not satisfy the schema; raises _Unable if the schema is what cannot be used."""
     import referencing
     from jsonschema import exceptions, validators
+    from referencing.exceptions import Unresolvable
 
     def first_error(of: Any) -> Any:
         return exceptions.best_match(validator(schema, registry=referencing.Registry()).iter_errors(of))
@@ -123,7 +124,7 @@ def _differing_from(schema: Any, value: Any) -> str | None:
         raise _Unable(f"the JSON schema cannot be used: {error}") from error
     try:
         first = first_error(value)
-    except (re.error, referencing.exceptions.Unresolvable) as error:
+    except (re.error, Unresolvable) as error:
         raise _Unable(f"the JSON schema cannot be used: {error}") from error
     except Exception as error:  # noqa: BLE001
         return f"it cannot be compared with the schema: {type(error).__name__}: {error}"
