@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, LogsData
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
@@ -45,7 +44,7 @@ class _OtlpReader(Reader):
 class _Signal:
     """A kind of message; those of all kinds have resources, scopes and items under the same field numbers."""
 
-    kind: type[Message]
+    kind: type[TracesData | LogsData | MetricsData]
     groups: str
     scopes: str
     items: str
@@ -54,6 +53,8 @@ class _Signal:
 
     def items_of(self, body: bytes) -> list[Item] | None:
         """The items of a message; None if it has none that is of this kind."""
+        from google.protobuf.message import DecodeError
+
         try:
             groups = getattr(self.kind.FromString(body), self.groups)
         except DecodeError:

@@ -87,7 +87,7 @@ def _run_pair(model: Path, dataset: Path, folder: Path, place: str, failing: str
 def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, fails: bool) -> NoReturn:
     if fails:
         _plant(place)
-    going_back = {"max_kl": 1e-12} if place == "restore" else {}
+    going_back = {"max_kl": 1e-12, "target_kl": 0.0} if place == "restore" else {}
     settings = TrainSettings(model=str(model), policy_url="none", old_policy="recompute", **going_back)
     code = 0
     try:
