@@ -59,7 +59,7 @@ def rollout(
 
     It starts a new trace, and its status is `ok`, or `agent_error` if an exception leaves it. If a runner or an outer
     block has already started the rollout, the block joins it and has its id. Without an exporter nothing is sent, but
-    the ids are valid. An id that is not a string, such as a number or a UUID, is taken as its text. Raises ValueError for
+    the ids are valid. Ids that are not strings, such as numbers or UUIDs, are converted with `str`. Raises ValueError for
     an id, attempt or round that no store can hold.
 
     Each run of a block with a `rollout_id` of yours is a new attempt of that rollout, of which only the last one is

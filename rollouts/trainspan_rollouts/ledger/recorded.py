@@ -72,7 +72,12 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
 
 def task_outcomes(file: Path) -> dict[str, list[Finished]]:
     """Returns task id → outcomes of its finished rollouts in a ledger, of each the last attempt's; empty without a file."""
-    last = {line.key: line.outcome for line in lines_of(file) if isinstance(line, End)}
+    last: dict[str, Finished] = {}
+    for line in lines_of(file):
+        if isinstance(line, Begin):
+            last.pop(line.key, None)  # another attempt
+        elif isinstance(line, End):
+            last[line.key] = line.outcome
     outcomes: dict[str, list[Finished]] = {}
     for key, outcome in last.items():
         _, _, task_id = key.partition(":")

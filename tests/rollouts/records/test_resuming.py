@@ -19,7 +19,7 @@ from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.ledger.paths import ledger_file
-from trainspan_rollouts.ledger.recorded import recorded_agent
+from trainspan_rollouts.ledger.recorded import recorded_agent, task_outcomes
 from trainspan_rollouts.ledger.recorded import statuses as statuses_of
 from trainspan_rollouts.ledger.run_ledger import RunLedger
 from trainspan_rollouts.records import Shard
@@ -328,6 +328,7 @@ def test_a_verdict_does_not_survive_a_later_attempt_that_has_none(tmp_path: Path
     with contextlib.closing(ledger(resume=True)) as second:
         assert second.finished(0, "t", 0) is not None
         second.record_start(Identity("A", "run", "t", 1, 0), 0, "digest")
+        assert task_outcomes(file) == {}
         if status:
             second.record_end(Identity("A", "run", "t", 1, 0), 0, status, None)
             second.delivered("A", 1)
